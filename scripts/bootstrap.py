@@ -1,0 +1,331 @@
+"""Find or make the Python environment of this checkout, and print the path of its interpreter on stdout.
+
+    PYTHON="$(python3 scripts/bootstrap.py base)"     # or dev: with the tools that test.sh needs
+
+Everything else goes to stderr, since the output of train.sh is often redirected into a log. In this order:
+
+1. RAGEN_PYTHON, as it is;
+2. an activated environment (VIRTUAL_ENV, CONDA_PREFIX) in which ragen is installed, as it is;
+3. `.venv` in the checkout, made on first use and repaired when it is half made, moved or out of date.
+
+This runs before every command, so a finished `.venv` is recognised by a stamp alone, without starting pip. The stamp is
+written last: whatever was interrupted has none and is made again. Only a `.venv` with our marker is ever emptied.
+
+Standard library only, and the syntax of Python 3.6: an old Python must get as far as saying that it is too old.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import os
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+VENV = os.path.join(ROOT, ".venv")
+VENV_PYTHON = os.path.join(VENV, "bin", "python")
+LOCK = os.path.join(ROOT, ".venv.lock")
+MARKER = os.path.join(VENV, ".ragen")  # "we made this folder, we may empty it"
+STAMPS = {"base": os.path.join(VENV, ".ragen-base"), "dev": os.path.join(VENV, ".ragen-dev")}
+
+OLDEST_PYTHON = (3, 11)
+REQUIREMENT = {"base": ".", "dev": ".[dev]"}
+RAGEN_MODULES = ("ragen", "omegaconf")  # the second tells an installed ragen from a src folder on the path
+DEV_MODULES = ("pytest", "hypothesis", "ruff")
+
+SILENCE_S = 30  # a long download prints nothing; say that we live
+NOISE = ("WARNING: Location", "Requirement already satisfied", "Looking in ", "Obtaining file://")
+
+
+class SetupError(Exception):
+    """Set-up is impossible as things stand; the message says what to do. Exit status 2."""
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+# --- environments that others made --------------------------------------------------------------------------------
+
+
+def explicit_python(name):
+    path = shutil.which(name)
+    if path is None:
+        raise SetupError("RAGEN_PYTHON={}: no such program. Give the path of a Python, or unset it.".format(name))
+    return os.path.abspath(path)
+
+
+def missing_modules(python, modules):
+    """Those of `modules` that `python` cannot find, without importing them; all of them if it does not even run."""
+    code = "import importlib.util, sys; print(*[m for m in sys.argv[1:] if importlib.util.find_spec(m) is None])"
+    try:
+        # -I: the PYTHONPATH of a surrounding ragen command must not make any Python look like an installed ragen.
+        output = subprocess.check_output([python, "-I", "-c", code, *modules], stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.CalledProcessError):
+        return list(modules)
+    return output.decode().split()
+
+
+def usable_as_is(folder, scope):
+    """The Python of the environment in `folder` if ragen is installed there, else None."""
+    python = os.path.join(folder, "bin", "python")
+    missing = missing_modules(python, RAGEN_MODULES + (DEV_MODULES if scope == "dev" else ()))
+    if set(missing) & set(RAGEN_MODULES):
+        return None
+    if missing:
+        raise SetupError(
+            "The environment {} has ragen but lacks {}, which the tests need.\n"
+            "Either install it there, from {}:\n"
+            "    {} -m pip install -c constraints.txt -e '.[dev]'\n"
+            "or deactivate that environment, and .venv is used.".format(folder, ", ".join(missing), ROOT, python)
+        )
+    return python
+
+
+def active_python(scope):
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        folder = os.environ.get(variable)
+        # Our own .venv, activated, may be half made: there the stamp decides.
+        if folder and not (os.path.realpath(folder) == os.path.realpath(VENV) and os.path.exists(MARKER)):
+            python = usable_as_is(folder, scope)
+            if python:
+                return python
+    return None
+
+
+# --- our own .venv ------------------------------------------------------------------------------------------------
+
+
+def read(path):
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+
+
+def digest(*parts):
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def place_line():
+    """Changes when .venv cannot be used any more: the checkout moved, or another Python stands behind it.
+
+    pyvenv.cfg names the Python version. The version of the Python that runs *this* is no part of it: it depends on
+    the terminal, and two terminals must not rebuild each other's environment.
+    """
+    behind = os.path.realpath(VENV_PYTHON)
+    return "place " + digest(ROOT.encode(), behind.encode(), read(os.path.join(VENV, "pyvenv.cfg")))
+
+
+def dependencies_line():
+    """Changes when pip has to run again."""
+    return "dependencies " + digest(*(read(os.path.join(ROOT, name)) for name in ("pyproject.toml", "constraints.txt")))
+
+
+def stamp_lines(scope):
+    return read(STAMPS[scope]).decode("utf-8", "replace").splitlines()
+
+
+def ready(scope):
+    return stamp_lines(scope) == [place_line(), dependencies_line()] and os.access(VENV_PYTHON, os.X_OK)
+
+
+def write_stamp(scope):
+    partial = STAMPS[scope] + ".partial"
+    with open(partial, "w") as file:
+        file.write(place_line() + "\n" + dependencies_line() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, STAMPS[scope])
+
+
+def remove_stamps():
+    for stamp in STAMPS.values():
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(stamp)
+
+
+@contextlib.contextmanager
+def locked():
+    """One process sets up, others wait. Yields the descriptor: pip inherits it, so that the lock outlives a killed
+    bootstrap for as long as its pip still writes."""
+    with open(LOCK, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            say("Another process is setting up .venv; waiting for it ...")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+def check_can_make_venv():
+    for module in ("venv", "ensurepip"):
+        if importlib.util.find_spec(module) is None:
+            raise SetupError(
+                "Cannot make .venv: {} (Python {}.{}) has no `{}` module.\n"
+                "Debian and Ubuntu: apt install python3-venv. Or activate an environment of your own and, in {}:\n"
+                "    pip install -c constraints.txt -e .".format(sys.executable, *sys.version_info[:2], module, ROOT)
+            )
+
+
+def run_visibly(command, lock):
+    """Run `command` in the checkout with its output, less the noise, on stderr. SetupError if it fails."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "PIP_USER")}
+    started = time.time()
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(lock,),
+    )
+    try:
+        pending = b""
+        while True:
+            if not select.select([process.stdout], [], [], SILENCE_S)[0]:
+                say("  ... still at it ({:.0f} s)".format(time.time() - started))
+                continue
+            chunk = os.read(process.stdout.fileno(), 65536)
+            lines = (pending + chunk).split(b"\n")
+            pending = lines.pop()
+            if not chunk and pending:
+                lines.append(pending)
+            for line in lines:
+                text = line.decode("utf-8", "replace").rstrip()
+                if text and not text.strip().startswith(NOISE):
+                    say("  " + text)
+            if not chunk:
+                break
+        status = process.wait()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)  # the one signal after which pip removes its temporary folders
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    if status != 0:
+        shown = " ".join(shlex.quote(part) for part in command)
+        raise SetupError(
+            "Set-up failed (exit status {}):\n    cd {} && {}\n"
+            "The lines above say why. The next command tries again.".format(status, shlex.quote(ROOT), shown)
+        )
+
+
+def make_venv(python, lock):
+    run_visibly([python, "-I", "-m", "venv", VENV], lock)
+
+
+def pip_install(scope, lock):
+    options = ["--disable-pip-version-check", "--no-input", "--progress-bar=off"]
+    what = ["-c", "constraints.txt", "-e", REQUIREMENT[scope]]
+    run_visibly([VENV_PYTHON, "-I", "-u", "-m", "pip", "install", *options, *what], lock)
+
+
+def empty_our_folder():
+    """Everything but the marker: also when this is killed, the folder stays recognisable as ours."""
+    os.makedirs(VENV, exist_ok=True)
+    with open(MARKER, "a"):
+        pass
+    for name in os.listdir(VENV):
+        path = os.path.join(VENV, name)
+        if path == MARKER:
+            continue
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.remove(path)
+
+
+def set_up(scope, lock):
+    started = time.time()
+    stamped = stamp_lines("base")
+    in_place = stamped[:1] == [place_line()] and not missing_modules(VENV_PYTHON, ["pip"])
+    # Test tools on top of a valid base do not touch its packages (the constraints are the same): a training run in
+    # another terminal goes on, and an interruption costs only the test tools.
+    if not (in_place and ready("base")):
+        remove_stamps()
+    if in_place:
+        say("Updating ragen in .venv ...")
+    else:
+        check_can_make_venv()
+        say("Setting up ragen in .venv (once; a few minutes) ...")
+        # The Python that runs this may be that of the very .venv that goes now.
+        inside = sys.executable.startswith(VENV + os.sep)
+        python = os.path.realpath(sys.executable) if inside else sys.executable
+        empty_our_folder()
+        say("Step 1, the environment: Python {}.{}.{} ...".format(*sys.version_info[:3]))
+        make_venv(python, lock)
+        say("Step 2, the packages, by pip ({:.0f} s so far) ...".format(time.time() - started))
+    pip_install(scope, lock)
+    write_stamp("base")
+    if scope == "dev":
+        write_stamp("dev")
+    say("ragen is set up in .venv ({:.0f} s).".format(time.time() - started))
+
+
+def own_python(scope):
+    if ready(scope):
+        return VENV_PYTHON
+    with locked() as lock:
+        if ready(scope):  # the process we waited for has done it
+            return VENV_PYTHON
+        if os.path.isdir(VENV) and os.listdir(VENV) and not os.path.exists(MARKER):
+            python = usable_as_is(VENV, scope)
+            if python:
+                return python
+            raise SetupError(
+                "{} exists, was not made by ragen, and has no ragen in it; it is left alone.\n"
+                "Either use it:\n"
+                "    . .venv/bin/activate && pip install -c constraints.txt -e .\n"
+                "or move it away, and ragen makes its own.".format(VENV)
+            )
+        set_up(scope, lock)
+    return VENV_PYTHON
+
+
+def find_python(scope):
+    if os.environ.get("RAGEN_PYTHON"):
+        return explicit_python(os.environ["RAGEN_PYTHON"])
+    return active_python(scope) or own_python(scope)
+
+
+def main(arguments):
+    if sys.version_info < OLDEST_PYTHON:
+        found = "{} is Python {}.{}".format(sys.executable, *sys.version_info[:2])
+        say("ragen needs Python 3.11 or newer; {}. Install a newer one, or set RAGEN_PYTHON to its path.".format(found))
+        return 2
+    if len(arguments) != 1 or arguments[0] not in STAMPS:
+        say("usage: bootstrap.py base|dev")
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that pip ends too
+    try:
+        print(find_python(arguments[0]))
+    except SetupError as error:
+        say("ragen: {}".format(error))
+        return 2
+    except OSError as error:  # no permission, disk full, no locks on this file system
+        say("ragen: set-up failed: {}".format(error))
+        say("An environment of your own can be used instead: activate it, or set RAGEN_PYTHON.")
+        return 2
+    except KeyboardInterrupt:
+        say("ragen: set-up interrupted; the next command starts it again.")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,6 @@
+"""RAGEN trains language-model agents by multi-turn reinforcement learning, and shows why a run learns or collapses.
+
+Importing this package loads nothing heavy: torch, transformers and ray are imported by the stages that use them.
+"""
+
+__version__ = "0.1.0"

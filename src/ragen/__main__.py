@@ -1,0 +1,5 @@
+"""`python -m ragen` is the `ragen` command."""
+
+from ragen.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,504 @@
+"""Set-up: scripts/bootstrap.py finds or makes the environment, and the entry scripts use it. No network is needed.
+
+bootstrap.py works on the checkout it lies in, so each test loads a copy from a checkout of its own, in which the two
+slow steps, `python -m venv` and pip, are replaced by recorders.
+"""
+
+import ast
+import fcntl
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ENTRY_SCRIPTS = ("train.sh", "test.sh", "ragen")
+
+
+class Checkout:
+    """A small checkout with a bootstrap whose venv and pip only leave traces."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.venv = root / ".venv"
+        self.calls: list[str] = []
+        (root / "scripts").mkdir(parents=True)
+        (root / "pyproject.toml").write_text("[project]\nname = 'ragen'\n")
+        (root / "constraints.txt").write_text("torch==2.13.0\n")
+        for name in ("scripts/bootstrap.py", "scripts/env.sh", "train.py", *ENTRY_SCRIPTS):
+            shutil.copy(ROOT / name, root / name)
+        self.load()
+
+    def load(self) -> None:
+        path = self.root / "scripts" / "bootstrap.py"
+        spec = importlib.util.spec_from_file_location("bootstrap_under_test", path)
+        self.module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.module)
+        self.module.make_venv = self.make_venv
+        self.module.pip_install = self.pip_install
+
+    def moved_to(self, root: Path) -> None:
+        self.root.rename(root)
+        self.root, self.venv = root, root / ".venv"
+        self.load()
+
+    def make_venv(self, python: str, lock: int) -> None:
+        assert (self.venv / ".ragen").exists(), "the marker comes first"
+        self.calls.append("venv")
+        make_environment(self.venv)
+
+    def pip_install(self, scope: str, lock: int) -> None:
+        self.calls.append(f"pip {scope}")
+
+    def pip_fails(self, scope: str, lock: int) -> None:
+        self.calls.append("failing pip")
+        raise self.module.SetupError("pip failed")
+
+    def run(self, scope: str = "base") -> tuple[int, list[str]]:
+        """The exit status, and which slow steps were taken."""
+        self.calls.clear()
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            return self.module.main([scope]), list(self.calls)
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)
+
+
+def make_environment(folder: Path, *modules: str) -> Path:
+    """An environment that runs, without pip, and in which just `modules` (and a module `pip`) can be found."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    site = folder / "lib" / f"python{version}" / "site-packages"
+    site.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    behind = Path(os.path.realpath(sys.executable))
+    (folder / "bin" / "python").symlink_to(behind)
+    (folder / "pyvenv.cfg").write_text(f"home = {behind.parent}\ninclude-system-site-packages = false\n")
+    for module in ("pip", *modules):
+        (site / f"{module}.py").touch()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    for variable in ("RAGEN_PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "RAGEN_SCOPE"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path.resolve() / "check out")
+
+
+# --- our own .venv ------------------------------------------------------------------------------------------------
+
+
+def test_fresh_checkout_is_set_up_and_only_the_path_is_printed(checkout, capsys):
+    assert checkout.run() == (0, ["venv", "pip base"])
+    printed = capsys.readouterr()
+    assert printed.out == f"{checkout.venv}/bin/python\n"
+    assert "Setting up ragen in .venv" in printed.err
+    assert (checkout.venv / ".ragen-base").exists()
+    assert not (checkout.venv / ".ragen-dev").exists()
+
+
+def test_a_valid_stamp_starts_no_process(checkout, monkeypatch):
+    checkout.run()
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert checkout.run() == (0, [])
+
+
+def test_dev_implies_base(checkout):
+    assert checkout.run("dev") == (0, ["venv", "pip dev"])
+    assert checkout.run("base") == (0, [])
+    assert checkout.run("dev") == (0, [])
+
+
+def test_dev_is_added_to_a_base_in_place(checkout):
+    checkout.run("base")
+    assert checkout.run("dev") == (0, ["pip dev"])
+
+
+def test_a_failed_dev_install_leaves_the_base_usable(checkout):
+    checkout.run("base")
+    checkout.module.pip_install = checkout.pip_fails
+    assert checkout.run("dev")[0] == 2
+    assert checkout.run("base") == (0, [])
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, 2), (KeyboardInterrupt, 130), (OSError("disk full"), 2)])
+def test_an_unfinished_install_is_redone_from_scratch(checkout, error, status):
+    def unfinished(scope, lock):
+        (checkout.venv / "half-installed").touch()
+        if error:
+            raise error
+        checkout.pip_fails(scope, lock)
+
+    checkout.module.pip_install = unfinished
+    assert checkout.run()[0] == status
+    assert not (checkout.venv / ".ragen-base").exists()
+
+    checkout.module.pip_install = checkout.pip_install
+    assert checkout.run() == (0, ["venv", "pip base"])
+    assert not (checkout.venv / "half-installed").exists()
+
+
+def test_killed_before_the_marker_was_written(checkout):
+    checkout.venv.mkdir()
+    assert checkout.run() == (0, ["venv", "pip base"])
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "pyproject.toml"])
+def test_changed_dependency_files_install_again_in_place(checkout, name):
+    checkout.run("dev")
+    with open(checkout.root / name, "a") as file:
+        file.write("# newer\n")
+    assert checkout.run() == (0, ["pip base"])
+    assert checkout.run("dev") == (0, ["pip dev"])
+    assert checkout.run("dev") == (0, [])
+
+
+def test_an_interrupted_update_is_redone_from_scratch(checkout):
+    checkout.run()
+    (checkout.root / "constraints.txt").write_text("torch==2.14.0\n")
+    checkout.module.pip_install = checkout.pip_fails
+    assert checkout.run() == (2, ["failing pip"])
+    checkout.module.pip_install = checkout.pip_install
+    assert checkout.run() == (0, ["venv", "pip base"])
+
+
+def test_a_moved_checkout_is_redone_from_scratch(checkout, tmp_path):
+    checkout.run()
+    checkout.moved_to(tmp_path / "elsewhere")
+    assert checkout.run() == (0, ["venv", "pip base"])
+
+
+def test_a_python_that_went_away_is_redone_from_scratch(checkout):
+    checkout.run()
+    python = checkout.venv / "bin" / "python"
+    python.unlink()
+    python.symlink_to("/nowhere/python3.11")
+    assert checkout.run() == (0, ["venv", "pip base"])
+
+
+def test_a_venv_of_someone_else_is_refused_untouched(checkout, capsys):
+    make_environment(checkout.venv, "numpy")
+    before = sorted(checkout.venv.rglob("*"))
+    assert checkout.run() == (2, [])
+    assert sorted(checkout.venv.rglob("*")) == before
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "left alone" in printed.err and "move it away" in printed.err
+
+
+def test_a_venv_of_someone_else_with_ragen_in_it_is_used(checkout, capsys):
+    make_environment(checkout.venv, "ragen", "omegaconf")
+    assert checkout.run() == (0, [])
+    assert capsys.readouterr().out == f"{checkout.venv}/bin/python\n"
+    assert not (checkout.venv / ".ragen").exists()
+
+
+def test_a_python_without_venv_gets_one_message(checkout, monkeypatch, capsys):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ensurepip" else find_spec(name))
+    assert checkout.run() == (2, [])
+    message = capsys.readouterr().err
+    assert sys.executable in message and "apt install python3-venv" in message
+
+
+def test_a_second_process_waits_and_then_finds_the_stamp(checkout, capsys):
+    with open(checkout.root / ".venv.lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = subprocess.Popen(
+            [sys.executable, checkout.root / "scripts" / "bootstrap.py", "base"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert "waiting" in second.stderr.readline()
+        checkout.venv.mkdir()
+        (checkout.venv / ".ragen").touch()
+        make_environment(checkout.venv)
+        checkout.module.write_stamp("base")
+        assert second.poll() is None
+    output, rest = second.communicate(timeout=30)
+    assert (second.returncode, output, rest) == (0, f"{checkout.venv}/bin/python\n", "")
+
+
+# --- the processes that bootstrap starts --------------------------------------------------------------------------
+
+
+def test_output_is_shown_on_stderr_without_the_noise(checkout, capsys):
+    code = "print('Collecting torch'); print('WARNING: Location x is ignored'); print('no newline', end='')"
+    with checkout.module.locked() as lock:
+        checkout.module.run_visibly([sys.executable, "-c", code], lock)
+    assert capsys.readouterr() == ("", "  Collecting torch\n  no newline\n")
+
+
+def test_silence_is_broken(checkout, capsys):
+    checkout.module.SILENCE_S = 0.05
+    with checkout.module.locked() as lock:
+        checkout.module.run_visibly([sys.executable, "-c", "import time; time.sleep(0.5)"], lock)
+    assert "still at it" in capsys.readouterr().err
+
+
+def test_a_failing_command_is_named(checkout):
+    with checkout.module.locked() as lock, pytest.raises(checkout.module.SetupError, match=r"status 7.*\n.* -c "):
+        checkout.module.run_visibly([sys.executable, "-c", "raise SystemExit(7)"], lock)
+
+
+def test_an_interrupted_bootstrap_lets_its_child_tidy_up(checkout):
+    child = "import pathlib, time\ntry: print('up', flush=True); time.sleep(60)\nfinally: pathlib.Path('tidy').touch()"
+    program = (
+        "import sys; sys.path.insert(0, 'scripts'); import bootstrap as b\n"
+        f"b.find_python = lambda scope: b.run_visibly([sys.executable, '-c', {child!r}], 2)\n"
+        "sys.exit(b.main(['base']))"
+    )
+    for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        parent = subprocess.Popen([sys.executable, "-c", program], cwd=checkout.root, stderr=subprocess.PIPE, text=True)
+        assert parent.stderr.readline() == "  up\n"
+        parent.send_signal(number)
+        parent.communicate(timeout=30)
+        assert parent.returncode == status
+        (checkout.root / "tidy").unlink()
+
+
+def test_a_killed_bootstrap_keeps_its_lock_while_its_child_writes(checkout):
+    ready = checkout.root / "ready"
+    program = (
+        "import sys; sys.path.insert(0, 'scripts'); import bootstrap as b\n"
+        f"with b.locked() as lock: b.run_visibly(['bash', '-c', 'touch {ready.name}; exec sleep 2'], lock)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=checkout.root)
+    while not ready.exists():
+        assert parent.poll() is None
+        time.sleep(0.01)
+    parent.kill()
+    parent.wait()
+    with open(checkout.root / ".venv.lock", "a") as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # and it is free once the child has ended
+
+
+# --- environments that are used as they are -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_an_activated_environment_with_ragen_is_used(checkout, tmp_path, monkeypatch, capsys, variable):
+    environment = make_environment(tmp_path / "mine", "ragen", "omegaconf")
+    monkeypatch.setenv(variable, str(environment))
+    assert checkout.run() == (0, [])
+    assert capsys.readouterr().out == f"{environment}/bin/python\n"
+    assert not checkout.venv.exists()
+
+
+@pytest.mark.parametrize("modules", [(), ("ragen",), ("omegaconf",)])
+def test_an_activated_environment_without_ragen_is_not_used(checkout, tmp_path, monkeypatch, modules):
+    monkeypatch.setenv("VIRTUAL_ENV", str(make_environment(tmp_path / "other", *modules)))
+    assert checkout.run() == (0, ["venv", "pip base"])
+
+
+def test_our_own_venv_when_activated_still_needs_its_stamp(checkout, monkeypatch):
+    checkout.run()
+    (checkout.venv / ".ragen-base").unlink()
+    monkeypatch.setenv("VIRTUAL_ENV", str(checkout.venv))
+    assert checkout.run() == (0, ["venv", "pip base"])
+
+
+def test_tests_in_an_activated_environment_without_test_tools(checkout, tmp_path, monkeypatch, capsys):
+    environment = make_environment(tmp_path / "mine", "ragen", "omegaconf", "pytest")
+    monkeypatch.setenv("VIRTUAL_ENV", str(environment))
+    assert checkout.run("dev") == (2, [])
+    message = capsys.readouterr().err
+    assert "lacks hypothesis, ruff" in message and "-e '.[dev]'" in message and "deactivate" in message
+
+
+def test_ragen_python_is_used_as_it_is(checkout, monkeypatch, capsys):
+    monkeypatch.setenv("RAGEN_PYTHON", "sh")
+    assert checkout.run("dev") == (0, [])
+    assert capsys.readouterr().out == f"{shutil.which('sh')}\n"
+
+
+def test_ragen_python_that_does_not_exist(checkout, monkeypatch, capsys):
+    monkeypatch.setenv("RAGEN_PYTHON", "/nowhere/python")
+    assert checkout.run() == (2, [])
+    assert "RAGEN_PYTHON=/nowhere/python" in capsys.readouterr().err
+
+
+# --- scripts ------------------------------------------------------------------------------------------------------
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    return path
+
+
+def run(*command: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [str(part) for part in command], cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def stub(tmp_path):
+    """A Python that prints where it runs, which code comes first, and what it was asked."""
+    return script(tmp_path / "stub", 'pwd -P\necho "$PYTHONPATH"\nfor a in "$@"; do echo "<$a>"; done\nexit 3\n')
+
+
+@pytest.mark.parametrize("entry", ["train.sh", "a link to train.sh"])
+def test_train_forwards_its_arguments_from_any_folder(checkout, tmp_path, stub, entry):
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    path = checkout.root / "train.sh"
+    if entry != "train.sh":
+        link = elsewhere / "train.sh"
+        link.symlink_to(path)
+        path = link
+    ran = run("bash", path, "sokoban", "a b", "x=[1,2]", cwd=elsewhere, RAGEN_PYTHON=str(stub), PYTHONPATH="/more")
+    assert ran.stdout.splitlines() == [
+        str(checkout.root),
+        f"{checkout.root}/src:/more",
+        *("<-m>", "<ragen>", "<train>", "<sokoban>", "<a b>", "<x=[1,2]>"),
+    ]
+    assert ran.stderr == ""
+    assert ran.returncode == 3
+
+
+def test_the_wrapper_and_nested_calls_keep_the_path_short(checkout, stub):
+    source = f"{checkout.root}/src"
+    ran = run(checkout.root / "ragen", cwd=checkout.root, RAGEN_PYTHON=str(stub), PYTHONPATH=source)
+    assert ran.stdout.splitlines() == [str(checkout.root), source, "<-m>", "<ragen>"]
+
+
+def test_a_relative_ragen_python_is_relative_to_the_callers_folder(checkout, stub):
+    ran = run("bash", checkout.root / "ragen", cwd=stub.parent, RAGEN_PYTHON="./stub")
+    assert ran.stdout.splitlines()[-2:] == ["<-m>", "<ragen>"]
+
+
+def test_train_py_hands_over_when_ragen_is_not_installed(checkout, tmp_path, stub):
+    python = make_environment(tmp_path / "bare") / "bin" / "python"
+    ran = run(python, checkout.root / "train.py", "sokoban", cwd=tmp_path, RAGEN_PYTHON=str(stub))
+    assert ran.stdout.splitlines()[2:] == ["<-m>", "<ragen>", "<train>", "<sokoban>"]
+    assert ran.returncode == 3
+
+
+def test_train_py_runs_this_checkouts_code_where_ragen_is_installed(checkout, tmp_path):
+    python = make_environment(tmp_path / "mine", "ragen", "omegaconf") / "bin" / "python"
+    package = checkout.root / "src" / "ragen"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "cli.py").write_text("import os\ndef main(argv):\n    print(os.getcwd(), *argv)\n    return 3\n")
+    ran = run(python, checkout.root / "train.py", "sokoban", "seed=1", cwd=tmp_path)
+    assert ran.stdout == f"{checkout.root} train sokoban seed=1\n"
+    assert ran.returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("ruff", "pytest_", "expected"), [(0, 0, 0), (1, 0, 1), (0, 1, 1), (1, 5, 5)], ids=["ok", "ruff", "pytest", "both"]
+)
+def test_test_sh_runs_both_checks_and_fails_if_either_does(checkout, tmp_path, ruff, pytest_, expected):
+    stub = script(tmp_path / "stub", f'echo "$*"\ncase "$2" in ruff) exit {ruff};; pytest) exit {pytest_};; esac\n')
+    ran = run("bash", checkout.root / "test.sh", cwd=tmp_path, RAGEN_PYTHON=str(stub))
+    assert ran.stdout.splitlines() == ["-m ruff check .", "-m pytest"]
+    assert ran.returncode == expected
+
+
+def test_test_sh_with_arguments_runs_just_pytest(checkout, tmp_path, stub):
+    ran = run("bash", checkout.root / "test.sh", "tests/env", "-k", "a b", cwd=tmp_path, RAGEN_PYTHON=str(stub))
+    assert ran.stdout.splitlines()[2:] == ["<-m>", "<pytest>", "<tests/env>", "<-k>", "<a b>"]
+
+
+@pytest.fixture
+def bare_path(tmp_path):
+    """A PATH with what the scripts need, and no Python."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    for name in ("bash", "dirname", "readlink", "sh"):
+        (folder / name).symlink_to(shutil.which(name))
+    return folder
+
+
+@pytest.mark.parametrize("entry", ENTRY_SCRIPTS)
+def test_an_old_python_gets_one_message(checkout, bare_path, entry):
+    script(bare_path / "python3", "echo 3.8\n")
+    script(bare_path / "python", "echo 'pyenv: python: command not found' >&2; exit 127\n")
+    ran = run("bash", checkout.root / entry, "x", cwd=checkout.root, PATH=str(bare_path))
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    assert ran.stderr.count("\n") == 1
+    assert "needs Python 3.11 or newer; found: python3 (3.8), python (broken)" in ran.stderr
+
+
+def test_no_python_at_all(checkout, bare_path):
+    ran = run("bash", checkout.root / "train.sh", cwd=checkout.root, PATH=str(bare_path))
+    assert ran.returncode == 2
+    assert "found: none" in ran.stderr
+
+
+def test_a_newer_python_behind_an_old_one_is_found(checkout, bare_path, stub):
+    script(bare_path / "python3", "echo 3.8\n")
+    (bare_path / "python3.12").symlink_to(sys.executable)
+    environment = {"PATH": str(bare_path), "RAGEN_PYTHON": str(stub)}
+    assert run("bash", checkout.root / "ragen", cwd=checkout.root, **environment).returncode == 3
+
+
+def test_a_failed_set_up_ends_the_script_with_its_status(checkout):
+    make_environment(checkout.venv)
+    ran = run("bash", checkout.root / "train.sh", cwd=checkout.root)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "left alone" in ran.stderr
+
+
+@pytest.mark.parametrize("name", ["scripts/bootstrap.py", "train.py"])
+def test_old_pythons_can_parse_what_tells_them_that_they_are_old(name):
+    ast.parse((ROOT / name).read_text(), feature_version=(3, 6))
+
+
+def test_bootstrap_refuses_an_old_python(checkout, monkeypatch, capsys):
+    monkeypatch.setattr(checkout.module.sys, "version_info", (3, 8, 10))
+    assert checkout.run() == (2, [])
+    assert "is Python 3.8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train.sh", "test.sh", "ragen", "train.py", ".ci/run"])
+def test_entry_points_are_executable(name):
+    assert os.access(ROOT / name, os.X_OK)
+
+
+def test_constraints_pin_every_direct_dependency():
+    pinned = {
+        line.split("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = {name.split(">=")[0] for name in project["dependencies"] + extras["dev"] + extras["board"]}
+    assert wanted <= pinned
+    assert "torch==2.13.0\n" in (ROOT / "constraints.txt").read_text()
+
+
+# --- what is loaded -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import ragen", "from ragen.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"],
+    ids=["import ragen", "ragen --help"],
+)
+def test_nothing_heavy_is_loaded(code):
+    code += "\nimport sys\nprint('loaded:', *({'torch', 'ray', 'transformers', 'vllm', 'wandb'} & set(sys.modules)))"
+    ran = run(sys.executable, "-c", code, cwd=ROOT, PYTHONPATH=str(ROOT / "src"))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "loaded:"
