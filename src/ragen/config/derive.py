@@ -1,0 +1,75 @@
+"""Numbers that follow from a config, each defined once: the plan prints them and the trainer obeys them."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from ragen.agent.rules import AgentRules
+from ragen.config.schema import Config
+from ragen.env.solve import Budget
+
+
+@dataclass(frozen=True)
+class Need:
+    """Whether a model is needed, and why."""
+
+    needed: bool
+    why: str
+
+
+def reference_model(config: Config) -> Need:
+    """The frozen reference exists only for a KL term that counts."""
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    if actor.use_kl_loss and actor.kl_loss_coef != 0:
+        return Need(True, f"KL loss with coefficient {actor.kl_loss_coef:g}")
+    if algorithm.use_kl_in_reward and algorithm.kl_ctrl.kl_coef != 0:
+        return Need(True, f"KL in the reward with coefficient {algorithm.kl_ctrl.kl_coef:g}")
+    if actor.use_kl_loss or algorithm.use_kl_in_reward:
+        return Need(False, "the KL coefficient is 0")
+    return Need(False, "no KL term")
+
+
+def critic_model(config: Config) -> Need:
+    estimator = config.algorithm.adv_estimator
+    if estimator == "gae":
+        return Need(True, "adv_estimator gae needs values")
+    return Need(False, f"adv_estimator {estimator} needs no values")
+
+
+def episodes_per_step(config: Config) -> int:
+    return config.es_manager.train.env_groups * config.es_manager.train.group_size
+
+
+def samples_per_step(config: Config) -> int:
+    """Rows of the training batch before the filter, at most: the windowed contexts make one of each turn."""
+    per_episode = 1 if config.agent_proxy.context_window_mode == "full" else config.agent_proxy.max_turn
+    return episodes_per_step(config) * per_episode
+
+
+def updates_per_step(config: Config) -> int:
+    """Optimizer steps per training step when the filter keeps everything."""
+    actor = config.actor_rollout_ref.actor
+    return ceil(samples_per_step(config) / actor.ppo_mini_batch_size) * actor.ppo_epochs
+
+
+def budget(config: Config, tag: str) -> Budget:
+    """What the agent may do in one episode."""
+    return Budget(
+        turns=config.agent_proxy.max_turn,
+        actions_per_turn=config.agent_proxy.max_actions_per_turn,
+        actions=config.custom_envs[tag].max_actions_per_traj,
+    )
+
+
+def rules(config: Config) -> AgentRules:
+    """What the run asks of its agents."""
+    proxy = config.agent_proxy
+    return AgentRules(
+        max_turn=proxy.max_turn,
+        max_actions_per_turn=proxy.max_actions_per_turn,
+        action_sep=proxy.action_sep,
+        think=proxy.enable_think,
+        format_penalty=config.es_manager.format_penalty,
+        context_window_mode=proxy.context_window_mode,
+        max_context_window=proxy.max_context_window,
+        prompt_style=proxy.prompt_style,
+    )

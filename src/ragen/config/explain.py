@@ -1,0 +1,90 @@
+"""The plan that `--dry-run` prints: the resolved tree as YAML, where its values came from, and what follows from it.
+
+The whole text is YAML; everything that is not the tree is a comment.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from ragen.config import derive
+from ragen.config.compose import Resolved
+from ragen.config.schema import Config
+from ragen.config.tree import to_dict
+from ragen.env.registry import make
+from ragen.env.solve import baselines, overlap
+
+
+def explain(resolved: Resolved) -> str:
+    lines = [f"# start: {resolved.start}; a value that is not the default says where it came from", ""]
+    lines += _tree_lines(to_dict(resolved.config), resolved.origins)
+    for title, section in (
+        ("keys without effect", [f"{key}: {reason}" for key, reason in resolved.no_effect.items()]),
+        ("notes", resolved.notes),
+        ("derived", list(derived_lines(resolved.config))),
+    ):
+        lines += ["", f"# {title}:"] + [f"#   {line}" for line in section or ["none"]]
+    return "\n".join(lines) + "\n"
+
+
+def derived_lines(config: Config) -> Iterator[str]:
+    """What the numbers of the tree amount to."""
+    if config.rl_or_sft == "sft":
+        data = config.sft.data_generation
+        yield f"supervised fine-tuning on {data.train_size} solved levels, tested on {data.test_size}"
+        yield f"validation by rollouts: {_episodes(config.es_manager.val)}"
+    else:
+        reference, critic = derive.reference_model(config), derive.critic_model(config)
+        yield f"episodes per step: {_episodes(config.es_manager.train)}"
+        yield f"updates per step: {derive.updates_per_step(config)} (when the filter keeps every group)"
+        yield f"training steps: {config.trainer.total_training_steps}"
+        yield f"episodes per validation: {_episodes(config.es_manager.val)}"
+        yield f"reference model: {'yes' if reference.needed else 'no'}, {reference.why}"
+        yield f"critic: {'yes' if critic.needed else 'no'}, {critic.why}"
+    yield from success_lines(config)
+
+
+def success_lines(config: Config) -> Iterator[str]:
+    """What random and what perfect play reach in this setting: every result stands between the two."""
+    first = config.seed.val
+    for tag, size in zip(config.es_manager.val.env_configs.tags, config.es_manager.val.env_configs.n_groups, strict=True):
+        env, seeds = make(config.custom_envs[tag]), range(first, first + size)
+        first += size
+        limit = derive.budget(config, tag)
+        reached = baselines(env, seeds, "val", limit)
+        yield (
+            f"{tag}: random play succeeds in {reached.random:.1%}, optimal play in {reached.optimal:.1%} of "
+            f"{reached.num_levels} validation levels ({limit.turns} turns of up to {limit.actions_per_turn}, "
+            f"at most {limit.total} actions)"
+        )
+        if tag in config.es_manager.train.env_configs.tags and config.rl_or_sft == "rl":
+            yield f"{tag}: {_overlap(config, env, seeds)}"
+
+
+def _overlap(config: Config, env: Any, seeds: range) -> str:
+    num_levels = config.trainer.total_training_steps * config.es_manager.train.env_groups
+    num_levels = min(num_levels, config.data.train_data_num or num_levels, 10_000)
+    shared = overlap(env, range(config.seed.train, config.seed.train + num_levels), "train", seeds, "val")
+    return f"{shared:.1%} of the validation levels also occur in the first {num_levels} training levels"
+
+
+def _episodes(envs: Any) -> str:
+    return f"{envs.env_groups * envs.group_size} ({envs.env_groups} groups x {envs.group_size})"
+
+
+def _tree_lines(tree: dict[str, Any], origins: dict[str, str], prefix: str = "", depth: int = 0) -> Iterator[str]:
+    for name, value in tree.items():
+        key, indent = f"{prefix}{name}", "  " * depth
+        if isinstance(value, dict) and value:
+            yield f"{indent}{name}:"
+            yield from _tree_lines(value, origins, f"{key}.", depth + 1)
+            continue
+        origin = f"  # {origins[key]}" if key in origins else ""
+        yield f"{indent}{name}: {_scalar(value)}{origin}"
+
+
+def _scalar(value: Any) -> str:
+    """A value on one line, so that its origin can stand beside it."""
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**9)
+    return text.removesuffix("\n").removesuffix("\n...")

@@ -1,0 +1,144 @@
+"""Override forms, layers, origins, and both dialects in one command."""
+
+import pytest
+
+from ragen.config.compose import resolve
+from ragen.config.schema import Config
+from ragen.config.tree import build, leaves, to_dict
+
+
+def tree(*words, **options):
+    return leaves(resolve(words, environ={}, **options).config)
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["es_manager.train.env_groups=4", "es_manager.train.env_configs.n_groups=[4]"], "es_manager.train.env_configs.n_groups", [4]),
+        (["es_manager.train.env_groups=4"], "es_manager.train.env_configs.n_groups", [4]),
+        (["system.CUDA_VISIBLE_DEVICES='0,1'", "trainer.n_gpus_per_node=2"], "system.CUDA_VISIBLE_DEVICES", "0,1"),
+        (["system.CUDA_VISIBLE_DEVICES=0,1", "trainer.n_gpus_per_node=2"], "system.CUDA_VISIBLE_DEVICES", "0,1"),
+        (["system.CUDA_VISIBLE_DEVICES=[0,1]", "trainer.n_gpus_per_node=2"], "system.CUDA_VISIBLE_DEVICES", "0,1"),
+        (["+trainer.test_freq=3"], "trainer.test_freq", 3),
+        (["++trainer.test_freq=3"], "trainer.test_freq", 3),
+        (["trainer.max_actor_ckpt_to_keep=null"], "trainer.max_actor_ckpt_to_keep", None),
+        (["trainer.max_actor_ckpt_to_keep="], "trainer.max_actor_ckpt_to_keep", None),
+        (["trainer.experiment_name='${model_path}-x'"], "trainer.experiment_name", "Qwen/Qwen2.5-3B-Instruct-x"),
+        (["lora={rank: 8}"], "lora.rank", 8),
+        (["lora={rank: 8}"], "lora.alpha", 64),
+        (["actor_rollout_ref.actor.optim.lr=5e-7"], "actor_rollout_ref.actor.optim.lr", 5e-7),
+        (["trainer.logger=['console']"], "trainer.logger", ["console"]),
+        (["trainer.logger=console"], "trainer.logger", ["console"]),
+        (["collapse_detection.num_samples=all"], "collapse_detection.num_samples", "all"),
+        (["trainer.test_freq=3", "trainer.test_freq=7"], "trainer.test_freq", 7),
+        (["ray_kwargs.ray_init.num_cpus=16"], "ray_kwargs.ray_init.num_cpus", 16),
+        (["+ray_kwargs.ray_init.dashboard=False"], "ray_kwargs.ray_init.dashboard", False),
+        (["custom_envs.CoordSokoban.env_config.num_boxes=2"], "custom_envs.CoordSokoban.env_config.num_boxes", 2),
+        (["+custom_envs.Mine.env_type=frozen_lake"], "custom_envs.Mine.max_actions_per_traj", 10),
+        (["+custom_envs.Mine.env_type=sokoban", "+custom_envs.Mine.env_config={num_boxes: 2}"], "custom_envs.Mine.env_config.num_boxes", 2),
+        (["ppo_mini_batch_size=64"], "critic.ppo_mini_batch_size", 64),
+        (["ppo_mini_batch_size=64", "critic.ppo_mini_batch_size=16"], "critic.ppo_mini_batch_size", 16),
+        (["actor_rollout_ref.rollout.rollout_filter_include_zero=false"], "actor_rollout_ref.rollout.rollout_filter_include_zero", False),
+    ],
+)  # fmt: skip
+def test_override_forms(words, key, value):
+    assert tree(*words)[key] == value
+
+
+def test_delete_takes_back_what_the_recipe_set():
+    assert tree(config_name="_1_bandit")["agent_proxy.max_turn"] == 1
+    assert tree("~agent_proxy.max_turn", config_name="_1_bandit")["agent_proxy.max_turn"] == 5
+    assert tree("~es_manager.val.env_configs", config_name="_1_bandit")["es_manager.val.env_configs.n_groups"] == [512]
+    gone = tree("~custom_envs.FrozenLake.env_config.success_rate")
+    assert "custom_envs.FrozenLake.env_config.success_rate" not in gone
+
+
+def test_own_recipes(tmp_path):
+    (tmp_path / "mine.yaml").write_text("defaults: [_2_sokoban, _self_]\nagent_proxy: {max_turn: 3}\n")
+    mine = tree(config_name="mine", config_dir=str(tmp_path))
+    assert mine["agent_proxy.max_turn"] == 3
+    assert mine["trainer.experiment_name"] == "sokoban-main"
+
+
+def test_origins():
+    resolved = resolve(["sokoban", "training.n_rollout=8", "training.ppo_batch_size=64", "lora.rank=4"], environ={})
+    origins = resolved.origins
+    assert origins["es_manager.train.group_size"] == "command line: training.n_rollout=8"
+    assert origins["lora.rank"] == "command line"
+    assert origins["actor_rollout_ref.model.lora_rank"] == "follows lora.rank"
+    assert origins["agent_proxy.max_actions_per_turn"] == "v1 default (sokoban)"
+    assert "10000 levels / 8 groups x 5 epochs" in origins["trainer.total_training_steps"]
+    assert "agent_proxy.max_turn" not in origins  # set by the dialect, to the value it has anyway
+    assert resolve([], config_name="_1_bandit", environ={}).origins["agent_proxy.max_turn"] == "recipe _1_bandit"
+
+
+def test_dialects_mix():
+    mixed = tree("sokoban", "training.train_batch_size=4", "es_manager.train.group_size=8", "ppo_mini_batch_size=32")
+    assert (mixed["es_manager.train.env_groups"], mixed["es_manager.train.group_size"]) == (4, 8)
+    assert mixed["trainer.total_training_steps"] == 12_500
+    recipe = tree("training.n_rollout=4", config_name="_2_sokoban")
+    assert recipe["es_manager.train.group_size"] == 4
+    assert recipe["trainer.total_training_steps"] == 200  # a recipe's budget is its own
+    assert tree("sokoban", "es_manager.train.env_groups=16")["trainer.total_training_steps"] == 3125
+    assert tree("sokoban", "trainer.total_training_steps=7")["trainer.total_training_steps"] == 7
+    assert tree("sokoban", "training.total_training_steps=7")["trainer.total_training_steps"] == 7
+    assert tree("training.total_epochs=1", config_name="_2_sokoban")["trainer.total_training_steps"] == 1250
+
+
+def test_v1_environment_settings():
+    assert tree("sokoban", "env.env_kwargs.num_boxes=2")["custom_envs.SokobanV1.env_config.num_boxes"] == 2
+    resolved = resolve(["frozenlake"], environ={"CONFIG_TRAINING__MAX_TURNS": "3"})
+    assert resolved.config.agent_proxy.max_turn == 3
+    assert resolved.origins["agent_proxy.max_turn"].startswith("variable CONFIG_TRAINING__MAX_TURNS")
+
+
+def test_kl_moves_into_the_reward():
+    off = tree("sokoban", "training.use_kl_loss=False")
+    assert off["algorithm.use_kl_in_reward"] is True and off["algorithm.kl_ctrl.kl_coef"] == 0.001
+    none = tree("sokoban", "training.use_kl_loss=False", "optimization.kl_coef=0")
+    assert none["algorithm.use_kl_in_reward"] is False
+    assert tree("sokoban", "actor_rollout_ref.actor.use_kl_loss=False")["algorithm.use_kl_in_reward"] is False
+
+
+@pytest.mark.parametrize(
+    ("visible", "words", "devices"),
+    [
+        (None, [], "0"),
+        (None, ["trainer.n_gpus_per_node=4"], "0,1,2,3"),
+        ("5,6", ["trainer.n_gpus_per_node=2"], "5,6"),
+        ("5,6,7", [], "5"),
+        ("5,6", ["system.CUDA_VISIBLE_DEVICES='3'"], "3"),
+        ("", [], ""),
+    ],
+)
+def test_device_list(visible, words, devices):
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert resolve(words, environ=environ).config.system.CUDA_VISIBLE_DEVICES == devices
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ([], False),
+        (["actor_rollout_ref.actor.use_ref=True"], False),
+        (["actor_rollout_ref.actor.use_kl_loss=True"], False),
+        (["actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.00"], False),
+        (["actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.001"], True),
+        (["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1"], True),
+        (["sokoban"], True),
+        (["sokoban", "optimization.kl_coef=0"], False),
+    ],
+)
+def test_a_reference_model_exists_only_for_a_kl_term(words, needed):
+    assert tree(*words)["actor_rollout_ref.actor.use_ref"] is needed
+
+
+def test_no_effect_keys_are_listed_only_when_typed():
+    assert resolve(["sokoban"], environ={}).no_effect == {}
+    typed = resolve(["training.binary_reward=True", "actor_rollout_ref.actor.use_ref=False"], environ={})
+    assert set(typed.no_effect) == {"training.binary_reward", "actor_rollout_ref.actor.use_ref"}
+
+
+def test_a_config_rebuilds_from_its_own_dict():
+    config = resolve(["frozenlake", "lora.rank=8"], environ={}).config
+    assert build(Config, to_dict(config)) == config

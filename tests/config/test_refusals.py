@@ -1,0 +1,99 @@
+"""Wrong input: one clear message that names the value and what would be right."""
+
+import pytest
+
+from ragen.config.compose import resolve
+from ragen.config.tree import ConfigError
+
+REFUSED = [
+    # unknown keys, with the nearest one in the dialect that was typed
+    (["trainer.test_frq=5"], "unknown key trainer.test_frq; did you mean trainer.test_freq?"),
+    (["+trainer.test_frq=5"], "did you mean trainer.test_freq?"),
+    (["++trainer.test_frq=5"], "did you mean trainer.test_freq?"),
+    (["sokoban", "training.n_rollouts=8"], "unknown key training.n_rollouts; did you mean training.n_rollout?"),
+    (["sokoban", "optimisation.kl_coef=1"], "did you mean optimization.kl_coef?"),
+    (["actor_rollout_ref.rollout_filter_strategy=top_p"], "did you mean actor_rollout_ref.rollout.rollout_filter_strategy?"),
+    (["custom_envs.CoordSokoban.max_actions=3"], "did you mean custom_envs.CoordSokoban.max_actions_per_traj?"),
+    (["nonsense=1"], "unknown key nonsense"),
+    (["~trainer.test_frq"], "unknown key trainer.test_frq"),
+    # types
+    (["trainer.test_freq=often"], "trainer.test_freq=often: takes a whole number"),
+    (["trainer.test_freq=1.5"], "takes a whole number"),
+    (["trainer.test_freq=null"], "trainer.test_freq=null: takes a whole number"),
+    (["trainer.test_freq="], "takes a whole number"),
+    (["actor_rollout_ref.actor.use_kl_loss=maybe"], "takes true or false"),
+    (["actor_rollout_ref.actor.optim.lr=fast"], "takes a number"),
+    (["es_manager.train.env_configs.n_groups=[a]"], "a list, each item a whole number"),
+    (["trainer=5"], "a group of keys"),
+    (["sokoban", "training.micro_batch_size=many"], "training.micro_batch_size"),
+    # choices
+    (["algorithm.adv_estimator=ppo"], "algorithm.adv_estimator=ppo: must be one of gae, grpo, brpo"),
+    (["sokoban", "optimization.adv_estimator=ppo"], "must be one of gae, grpo, brpo"),
+    (["actor_rollout_ref.actor.kl_loss_type=k9"], "must be one of kl, k1"),
+    (["agent_proxy.context_window_mode=half"], "must be one of full, limited_multi_turn, single_turn"),
+    (["trainer.logger=[console,mlflow]"], "must be one of console, wandb, tensorboard"),
+    (["actor_rollout_ref.rollout.name=vllm"], "native engine only"),
+    (["agent_proxy.batch_adjust_mode=copy"], "distorts group statistics"),
+    (["custom_envs.CoordSokoban.env_config.observation_format=picture"], "grid"),
+    # combinations
+    (["es_manager.train.env_configs.n_groups=[4]"], "sums to 4, but es_manager.train.env_groups is 8"),
+    (["es_manager.train.env_groups=8", "es_manager.train.env_configs.n_groups=[4,2]"], "2 n_groups"),
+    (["es_manager.val.env_configs.tags=[Sokobna]"], "unknown tag Sokobna"),
+    (["ppo_mini_batch_size=256"], "larger than the batch"),
+    (["sokoban", "training.n_rollout=4"], "training.ppo_batch_size"),
+    (["algorithm.bi_level_gae=True"], "agent_proxy.use_turn_scores=True"),
+    (["algorithm.bi_level_gae=True", "agent_proxy.use_turn_scores=True", "algorithm.adv_estimator=grpo"], "adv_estimator=gae"),
+    (["system.CUDA_VISIBLE_DEVICES='0,1'"], "lists 2, but trainer.n_gpus_per_node"),
+    (["sokoban", "system.n_gpus=2", "system.cuda_visible_devices=0", "training.micro_batch_size=2"], "lists 1"),
+    (["sokoban", "system.n_gpus=2"], "must be at least the number of GPUs"),
+    (["actor_rollout_ref.rollout.rollout_filter_strategy=top_k", "actor_rollout_ref.rollout.rollout_filter_value=4"], "top_k_abs"),
+    (["actor_rollout_ref.rollout.rollout_filter_strategy=top_f", "actor_rollout_ref.rollout.rollout_filter_value=1.5"], "top_k_abs"),
+    (["trainer.resume_mode=resume_path"], "resume_from_path"),
+    (["custom_envs.FrozenLake.env_config.sucess_rate=1"], "did you mean 'success_rate'?"),
+    (["custom_envs.FrozenLake.env_type=lake"], "unknown environment 'lake'"),
+    (["es_manager.train.group_size=0"], "must be at least 1"),
+    (["actor_rollout_ref.rollout.response_length=4000"], "leaves no room for a prompt"),
+    (["sokoban", "training.n_rollout=8", "es_manager.train.group_size=16"], "training.n_rollout and es_manager.train.group_size"),
+    (["sokoban", "training.train_data_num=4"], "fewer than the 8 groups"),
+    (["sokoban", "actor_rollout_ref.actor.use_ref=False"], "KL loss with coefficient 0.001"),
+    # the command itself
+    (["sokobann"], "did you mean sokoban?"),
+    (["sokoban", "frozenlake"], "more than one environment"),
+    (["trainer.test_freq=1,2"], "several values"),
+    (["trainer.logger=[console"], "cannot read"),
+    (["env.env_kwargs.dim_x=8"], "needs an environment"),
+    (["model_path=${no.such.key}"], "no.such.key"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_refused(words, message):
+    with pytest.raises(ConfigError) as caught:
+        resolve(words, environ={})
+    assert message in str(caught.value)
+
+
+def test_unknown_recipe_lists_the_known():
+    with pytest.raises(ConfigError, match="_2_sokoban"):
+        resolve([], config_name="_2_sokobn", environ={})
+
+
+def test_environment_and_recipe_are_two_starting_points():
+    with pytest.raises(ConfigError, match="name one"):
+        resolve(["sokoban"], config_name="_2_sokoban", environ={})
+
+
+def test_equal_values_under_two_names_are_no_conflict():
+    words = ["sokoban", "training.n_rollout=16", "es_manager.train.group_size=16"]
+    assert resolve(words, environ={}).config.es_manager.train.group_size == 16
+
+
+def test_too_few_visible_devices():
+    with pytest.raises(ConfigError, match="unset the variable"):
+        resolve(["trainer.n_gpus_per_node=2"], environ={"CUDA_VISIBLE_DEVICES": "0"})
+
+
+def test_several_problems_come_in_one_message():
+    with pytest.raises(ConfigError) as caught:
+        resolve(["ppo_mini_batch_size=256", "algorithm.bi_level_gae=True"], environ={})
+    assert "2 problems" in str(caught.value)
