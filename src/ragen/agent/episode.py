@@ -1,0 +1,142 @@
+"""The agent and its environment, one turn at a time, without any text model.
+
+    episode = EpisodeState(env.reset(seed=123, split="val"))
+    noise = noise_stream(seed=123, group=0, member=3)
+    while not episode.finished:
+        episode, turn = take_turn(env, tag, rules, episode, ("Up", "Left"), noise)
+
+Rollouts, play and baselines all go through `take_turn`. It is pure: an episode can be copied, replayed or forked at
+any turn. The environment's reward and the format penalty are kept apart all the way.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ragen.agent.rules import AgentRules
+from ragen.counter import uniform
+from ragen.env.base import Action, Environment, State, Tag
+
+NoiseOfStep = Callable[[int], float]
+
+# How an episode ended -> (terminated, truncated). A success is terminated and not truncated: only `won` is one.
+ENDINGS = {
+    "": (False, False),  # still running
+    "won": (True, False),
+    "lost": (True, True),
+    "max_actions": (True, True),
+    "invalid": (True, True),  # a reply without a valid action, where the tag says `end_on_invalid`
+    "max_turn": (False, False),
+    "max_length": (False, True),  # the next prompt would not fit into the context; see `window`
+}
+
+
+@dataclass(frozen=True)
+class EpisodeState:
+    """Where an episode stands."""
+
+    state: State
+    num_turns: int = 0
+    num_actions: int = 0  # executed so far; also the index of the next step's noise
+    reward: float = 0.0  # the environment's, summed over turns
+    penalty: float = 0.0  # format penalties, summed over turns
+    warn_invalid: bool = False  # the last reply had no valid action: the next prompt says so
+    ended_by: str = ""  # a key of ENDINGS
+
+    @property
+    def finished(self) -> bool:
+        return self.ended_by != ""
+
+    @property
+    def terminated(self) -> bool:
+        return ENDINGS[self.ended_by][0]
+
+    @property
+    def truncated(self) -> bool:
+        return ENDINGS[self.ended_by][1]
+
+    @property
+    def success(self) -> bool:
+        return self.terminated and not self.truncated
+
+    def actions_left(self, tag: Tag) -> int:
+        return tag.max_actions_per_traj - self.num_actions
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    """What one reply did."""
+
+    reward: float  # the environment's reward of this turn
+    penalty: float  # the format penalty of this turn: `rules.format_penalty` or 0
+    actions: tuple[Action, ...]  # executed, in order
+    num_listed: int  # actions that the reply named
+    num_valid: int  # of them, known to the environment; some may not have been executed
+    num_effective: int  # of the executed, those that changed something
+
+
+def take_turn(
+    env: Environment,
+    tag: Tag,
+    rules: AgentRules,
+    episode: EpisodeState,
+    action_texts: Sequence[str],
+    noise_of_step: NoiseOfStep,
+    well_formed: bool = True,
+) -> tuple[EpisodeState, TurnResult]:
+    """Execute the actions that a reply names.
+
+    `well_formed` is False for a reply that did not follow the format or was cut off: it costs the format penalty
+    whatever its actions are.
+    """
+    assert not episode.finished, f"the episode ended by {episode.ended_by}"
+    assert len(action_texts) <= rules.max_actions_per_turn, "parse_reply keeps at most max_actions_per_turn"
+
+    # Names are read in the state that the agent was shown.
+    read = [env.parse_action(episode.state, text) for text in action_texts]
+    valid = [action for action in read if action is not None]
+
+    state, executed, reward, num_effective, ending = episode.state, [], 0.0, 0, ""
+    for action in valid[: episode.actions_left(tag)]:
+        transition = env.step(state, action, noise_of_step(episode.num_actions + len(executed)))
+        state = transition.state
+        executed.append(action)
+        reward += transition.reward
+        num_effective += transition.effective
+        if transition.done:
+            ending = "won" if transition.success else "lost"
+            break
+
+    offends = not well_formed or not valid or len(valid) < len(read)
+    turn = TurnResult(
+        reward=reward,
+        penalty=rules.format_penalty if offends else 0.0,
+        actions=tuple(executed),
+        num_listed=len(read),
+        num_valid=len(valid),
+        num_effective=num_effective,
+    )
+    after = replace(
+        episode,
+        state=state,
+        num_turns=episode.num_turns + 1,
+        num_actions=episode.num_actions + len(executed),
+        reward=episode.reward + turn.reward,
+        penalty=episode.penalty + turn.penalty,
+        warn_invalid=not valid,
+    )
+    return replace(after, ended_by=ending or _limit_reached(tag, rules, after)), turn
+
+
+def _limit_reached(tag: Tag, rules: AgentRules, episode: EpisodeState) -> str:
+    if episode.actions_left(tag) <= 0:
+        return "max_actions"
+    if episode.warn_invalid and tag.end_on_invalid:
+        return "invalid"
+    if episode.num_turns >= rules.max_turn:
+        return "max_turn"
+    return ""
+
+
+def noise_stream(seed: int, group: int, member: int) -> NoiseOfStep:
+    """The luck of one episode: members of a group share the level but not this."""
+    return lambda step: uniform("noise", seed, group, member, step)

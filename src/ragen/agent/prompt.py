@@ -1,0 +1,173 @@
+"""The words that the agent reads: system message, turns, feedback.
+
+    prompt = STYLES[rules.prompt_style](env, tag, rules, reply_limit=400)
+    prompt.system_text()
+    prompt.turn_text(turn_number=1, state=state, actions_left=10, warn_invalid=False)
+    prompt.feedback_text(-0.2) + prompt.turn_text(2, ...)            # one user message
+    prompt.reply_prefix()                                            # the reply begins with this, given, not sampled
+
+Two styles: `full` explains everything; `terse` takes less than half of the tokens, for tiny models that learn the game
+from its rewards. Both say only what is true of this environment, tag and run. Rollouts, training, evaluation and
+fine-tuning data take their words from here, so what is sampled on is what is trained on.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from ragen.agent.rules import AgentRules
+from ragen.env.base import Environment, State, Tag
+from ragen.types import Turn
+
+# Enough levels to see whether the actions depend on the level: a game that names or orders two of them by the flip
+# of a coin passes for constant once in 2**15.
+NUM_LEVELS_COMPARED = 16
+
+
+class Prompt(ABC):
+    """The texts of one tag. Everything is known before the first level but the states."""
+
+    def __init__(self, env: Environment, tag: Tag, rules: AgentRules, reply_limit: int):
+        self.env = env
+        self.tag = tag
+        self.rules = rules
+        self.reply_budget = reply_limit if tag.max_tokens is None else min(tag.max_tokens, reply_limit)
+        self.max_actions = min(rules.max_actions_per_turn, tag.max_actions_per_traj)
+        self.fixed_actions = _actions_of_every_level(env)
+
+    def reply_prefix(self) -> str:
+        """The forced opening of a reply."""
+        return "<think>" if self.rules.think else "<answer>"
+
+    @abstractmethod
+    def system_text(self) -> str:
+        """The same for all levels of the tag, so that its computation is shared by all episodes."""
+
+    @abstractmethod
+    def turn_text(self, turn_number: int, state: State, actions_left: int, warn_invalid: bool) -> str:
+        """What the agent is told before a reply. Turns count from 1."""
+
+    @abstractmethod
+    def feedback_text(self, reward: float) -> str:
+        """The reward of the last turn; goes in front of the next turn's text, in the same message."""
+
+    @abstractmethod
+    def summary_text(self, shown: Sequence[Turn], num_past: int) -> str:
+        """The last `len(shown)` of `num_past` turns as text, in front of the current turn's; for `single_turn`."""
+
+    def _actions_shown_with(self, state: State) -> str:
+        """The actions of this state, where they depend on the level; empty where the system message has them."""
+        return "" if self.fixed_actions else ", ".join(self.env.action_names(state).values())
+
+    def _reply_form(self, thoughts: str) -> str:
+        think = f"<think>{thoughts}</think>" if self.rules.think else ""
+        answer = "action" if self.max_actions == 1 else f"action {self.rules.action_sep} action"
+        return f"{think}<answer>{answer}</answer>"
+
+
+class FullPrompt(Prompt):
+    """Explains the game, the limits and the format, and repeats the format with each turn."""
+
+    def system_text(self) -> str:
+        return _paragraphs(
+            "You are an agent that solves a task by acting in it, turn by turn.",
+            self.env.task() if self.tag.env_instruction is None else self.tag.env_instruction,
+            self.env.legend(),
+            _lines(_labelled("Available actions: ", ", ".join(self.fixed_actions)), self._limits()),
+            f"Every reply has this form:\n{self._reply_form('your thoughts')}",
+        )
+
+    def turn_text(self, turn_number: int, state: State, actions_left: int, warn_invalid: bool) -> str:
+        return _lines(
+            f"Turn {turn_number} of {self.rules.max_turn}",
+            f"State:\n{self.env.render(state)}",
+            "Your last reply named no valid action, so nothing was done." if warn_invalid else "",
+            _labelled("Available actions: ", self._actions_shown_with(state)),
+            f"You have {_count(actions_left, 'action')} left.",
+            f"Always use this form, with nothing after it: {self._reply_form('your thoughts')}",
+            f"Keep the reply within {self.reply_budget} tokens.",
+        )
+
+    def feedback_text(self, reward: float) -> str:
+        return f"Reward of your last turn: {_number(reward)}\n\n"
+
+    def summary_text(self, shown: Sequence[Turn], num_past: int) -> str:
+        if not shown:
+            return ""
+        first = num_past - len(shown) + 1
+        blocks = [
+            f"Turn {number}\nState:\n{turn.state_text}\nYour reply:\n{turn.reply_text}\n"
+            f"Reward: {_number(turn.result.reward)}"
+            for number, turn in enumerate(shown, start=first)
+        ]
+        heading = f"You have taken {_count(num_past, 'turn')}. The last {len(shown)}, oldest first:"
+        return "\n-----\n".join([heading, *blocks, "Now:"]) + "\n\n"
+
+    def _limits(self) -> str:
+        in_all = f"{_count(self.tag.max_actions_per_traj, 'action')} in at most {_count(self.rules.max_turn, 'turn')}"
+        if self.tag.max_actions_per_traj == 1:
+            return "You take a single action, which ends the episode."
+        if self.max_actions == 1:
+            return f"You take one action per turn, and at most {in_all}."
+        return (
+            f'You may take up to {self.max_actions} actions per turn, separated by "{self.rules.action_sep}", '
+            f"and at most {in_all}."
+        )
+
+
+class TersePrompt(Prompt):
+    """One line of system text; each turn is the state and its counters."""
+
+    def system_text(self) -> str:
+        name = f"{type(self.env).__name__}." if self.tag.env_instruction is None else self.tag.env_instruction
+        actions = f"Actions: {', '.join(self.fixed_actions)}." if self.fixed_actions else ""
+        limit = "One" if self.max_actions == 1 else f"Up to {self.max_actions}"
+        return " ".join(filter(None, (name, actions, f"{limit} a turn: {self._reply_form('')}")))
+
+    def turn_text(self, turn_number: int, state: State, actions_left: int, warn_invalid: bool) -> str:
+        # A state may begin or end with a blank; a line before and after it keeps templates from trimming it.
+        return _lines(
+            f"turn {turn_number}/{self.rules.max_turn}",
+            self.env.render(state),
+            self._actions_shown_with(state),
+            "no valid action" if warn_invalid else "",
+            f"{actions_left} left",
+        )
+
+    def feedback_text(self, reward: float) -> str:
+        return f"reward {_number(reward)}\n"
+
+    def summary_text(self, shown: Sequence[Turn], num_past: int) -> str:
+        return "".join(
+            f"{turn.state_text}\n{turn.reply_text}\n{self.feedback_text(turn.result.reward)}" for turn in shown
+        )
+
+
+STYLES: dict[str, type[Prompt]] = {"full": FullPrompt, "terse": TersePrompt}
+
+
+def _actions_of_every_level(env: Environment) -> tuple[str, ...]:
+    """The names of the actions where all levels have the same ones in the same order, else nothing."""
+    levels = (env.reset(seed, "train") for seed in range(NUM_LEVELS_COMPARED))
+    names = {tuple(env.action_names(level).values()) for level in levels}
+    return names.pop() if len(names) == 1 else ()
+
+
+def _number(reward: float) -> str:
+    # Rounding hides what summing 0.1s leaves behind; adding 0.0 turns -0.0 into 0.
+    return f"{round(reward, 6) + 0.0:g}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"{label}{text}" if text else ""
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(line for line in lines if line)
+
+
+def _paragraphs(*paragraphs: str) -> str:
+    return "\n\n".join(text for text in map(str.strip, paragraphs) if text)

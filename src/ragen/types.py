@@ -1,0 +1,99 @@
+"""What travels between the stages: Turn, Episode, Group. Plain Python, no torch.
+
+Token in, token out: the ids that were sampled are the ids that are trained. A turn is given tokens, then sampled
+tokens, and a sequence is its turns put one after the other; nothing is ever rendered or tokenised again. Two turns in
+context mode `full`, the first reply cut off by the token limit:
+
+    turn 0  given_ids  <|im_start|>system … <|im_start|>user … <|im_start|>assistant\\n<think>     sampled 0 0 … 0
+            reply_ids  Let me see whether the                                                    sampled 1 1 1 1 1
+    turn 1  given_ids  <|im_end|>\\n<|im_start|>user … <|im_end|>\\n<|im_start|>assistant\\n<think>  sampled 0 0 … 0
+            reply_ids  Up.</think><answer>Up</answer><|im_end|>                                  sampled 1 1 … 1
+
+The forced `<think>`, the headers and the `<|im_end|>` that closes the cut reply were given, so they are not trained;
+the last `<|im_end|>` was sampled, so it is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ragen.agent.episode import EpisodeState, TurnResult
+
+STOPS = ("end_of_turn", "answer", "length")  # why a reply ended; "length" means that it was cut off
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One prompt, one reply, and what it did."""
+
+    given_ids: tuple[int, ...]
+    continues: bool  # `given_ids` follow the previous turn's reply; False: they are a prompt of their own
+    reply_ids: tuple[int, ...]  # all that was sampled, the end-of-turn token included if the model wrote one
+    log_probs: tuple[float, ...]  # of `reply_ids`, at the sampling temperature
+    stopped_by: str  # one of STOPS
+    state_text: str  # the observation
+    turn_text: str  # the user message without the feedback on the turn before
+    reply_text: str  # decoded, with the forced opening tag and without the end-of-turn token
+    result: TurnResult
+
+    def __post_init__(self):
+        assert self.stopped_by in STOPS, self.stopped_by
+        assert len(self.log_probs) == len(self.reply_ids) > 0
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """What the learner reads: tokens, and which of them were sampled."""
+
+    ids: tuple[int, ...]
+    sampled: tuple[bool, ...]
+    log_probs: tuple[float, ...]  # 0.0 where a token was given
+    first_turn: int  # the turn of the first reply in it
+    reply_spans: tuple[tuple[int, int], ...]  # [start, stop) of each reply, in turn order
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One played level. (seed, split) fix the level, (seed, group, member) the luck: it can be replayed."""
+
+    tag: str
+    seed: int
+    split: str
+    group: int
+    member: int
+    system_text: str
+    turns: tuple[Turn, ...]
+    final: EpisodeState
+
+    def sequences(self) -> list[TokenSequence]:
+        """One sequence where every turn continues the one before (mode `full`), else one for each prompt."""
+        return [_joined(first, turns) for first, turns in _runs(self.turns)]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Episodes of one level that share their first prompt and are compared with each other."""
+
+    tag: str
+    seed: int
+    split: str
+    group: int
+    episodes: tuple[Episode, ...]
+
+
+def _runs(turns: tuple[Turn, ...]) -> Iterator[tuple[int, tuple[Turn, ...]]]:
+    starts = [index for index, turn in enumerate(turns) if index == 0 or not turn.continues]
+    for start, stop in zip(starts, [*starts[1:], len(turns)], strict=True):
+        yield start, turns[start:stop]
+
+
+def _joined(first_turn: int, turns: tuple[Turn, ...]) -> TokenSequence:
+    ids, sampled, log_probs, spans = [], [], [], []
+    for turn in turns:
+        ids += turn.given_ids
+        sampled += [False] * len(turn.given_ids)
+        log_probs += [0.0] * len(turn.given_ids)
+        spans.append((len(ids), len(ids) + len(turn.reply_ids)))
+        ids += turn.reply_ids
+        sampled += [True] * len(turn.reply_ids)
+        log_probs += turn.log_probs
+    return TokenSequence(tuple(ids), tuple(sampled), tuple(log_probs), first_turn, tuple(spans))
