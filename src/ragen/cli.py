@@ -1,7 +1,7 @@
 """The command line: one verb per task. Heavy imports happen inside the verb that needs them.
 
-    ragen train --config-name _2_sokoban trainer.test_freq=5 --dry-run
-    ragen play sokoban
+ragen train --config-name _2_sokoban trainer.test_freq=5 --dry-run
+ragen play sokoban
 """
 
 import argparse
@@ -101,7 +101,9 @@ def _train(options: argparse.Namespace) -> int:
     from ragen.config.explain import explain
 
     if options.multirun:
-        raise ValueError("--multirun: one call is one run; `ragen sweep` will take several values, this version has none yet")
+        raise ValueError(
+            "--multirun: one call is one run; `ragen sweep` will take several values, this version has none yet"
+        )
     resolved = resolve(options.words, options.config_name, options.config_dir)
     if options.dry_run:
         print(explain(resolved), end="")

@@ -113,7 +113,7 @@ def test_kl_moves_into_the_reward():
 )
 def test_device_list(visible, words, devices):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert resolve(words, environ=environ).config.system.CUDA_VISIBLE_DEVICES == devices
+    assert devices == resolve(words, environ=environ).config.system.CUDA_VISIBLE_DEVICES
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import yaml
 
 from ragen.config.compose import resolve
 from ragen.config.tree import leaves
+from ragen.env.registry import make
 
 PUBLISHED = yaml.safe_load((Path(__file__).parents[1] / "data/published_defaults.yaml").read_text())
 
@@ -24,7 +25,9 @@ def assert_matches(tree: dict, published: dict) -> None:
         for key, value in published.items()
         if tree.get(key, "missing") != EXCEPTIONS.get(key, value)
     }
-    assert not wrong, "\n".join(f"{key}: resolved {ours!r}, published {theirs!r}" for key, (ours, theirs) in wrong.items())
+    assert not wrong, "\n".join(
+        f"{key}: resolved {ours!r}, published {theirs!r}" for key, (ours, theirs) in wrong.items()
+    )
 
 
 @pytest.mark.parametrize("recipe", ["base", "_1_bandit", "_2_sokoban", "_3_frozen_lake"])
@@ -38,6 +41,12 @@ def test_recipe_matches_the_tables(recipe):
 def test_older_dialect_matches_the_tables(environment):
     tree = leaves(resolve([environment], environ={}).config)
     assert_matches(tree, PUBLISHED["v1"] | PUBLISHED[f"v1_{environment}"])
+
+
+def test_older_bandit_has_its_arms():
+    arms = make(resolve(["two_armed_bandit"], environ={}).config.custom_envs["TwoArmedBandit"]).config
+    assert (arms.low_risk_name, arms.high_risk_name) == ("phoenix", "dragon")
+    assert arms.low_risk_val_name is None and arms.high_risk_val_name is None
 
 
 def test_exceptions_are_documented():

@@ -4,8 +4,9 @@
     resolved = resolve(["trainer.test_freq=5"], config_name="_2_sokoban")       # a recipe
     resolved.config.trainer.test_freq, resolved.origins["trainer.test_freq"]    # 5, "command line"
 
-The layers, each over the one before: schema defaults, recipe, dialect defaults, environment variables, values derived from
-these, command line. Hydra composes the recipes and reads the override grammar; OmegaConf resolves references between keys.
+The layers, each over the one before: schema defaults, recipe, dialect defaults, environment variables, values derived
+from these, command line. Hydra composes the recipes and reads the override grammar; OmegaConf resolves references
+between keys.
 """
 
 import os
@@ -324,7 +325,9 @@ class _Composition:
             for part in key.split("."):
                 original = original._get_node(part)
             self.set(key, OmegaConf.to_container(original) if OmegaConf.is_config(original) else original._value(), "")
-            self._set_by = {name: by for name, by in self._set_by.items() if name != key and not name.startswith(f"{key}.")}
+            self._set_by = {
+                name: by for name, by in self._set_by.items() if name != key and not name.startswith(f"{key}.")
+            }
             return
         parent, _, name = key.rpartition(".")
         holder = OmegaConf.select(self._tree, parent)

@@ -48,7 +48,9 @@ def derived_lines(config: Config) -> Iterator[str]:
 def success_lines(config: Config) -> Iterator[str]:
     """What random and what perfect play reach in this setting: every result stands between the two."""
     first = config.seed.val
-    for tag, size in zip(config.es_manager.val.env_configs.tags, config.es_manager.val.env_configs.n_groups, strict=True):
+    for tag, size in zip(
+        config.es_manager.val.env_configs.tags, config.es_manager.val.env_configs.n_groups, strict=True
+    ):
         env, seeds = make(config.custom_envs[tag]), range(first, first + size)
         first += size
         limit = derive.budget(config, tag)

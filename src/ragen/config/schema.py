@@ -1,13 +1,13 @@
 """The typed config tree: every key, every default, once.
 
-A field is *used*, or it is *accepted without effect* and says why (`no_effect`). A field may name its `choices`; `"${key}"`
-as a default follows another key. Reading a config is attribute access on these classes, so there is no other place where a
-default could hide:
+A field is *used*, or it is *accepted without effect* and says why (`no_effect`). A field may name its `choices`;
+`"${key}"` as a default follows another key. Reading a config is attribute access on these classes, so there is no other
+place where a default could hide:
 
     config = ragen.config.compose.resolve(["--config-name", "_2_sokoban", "trainer.test_freq=5"]).config
     config.trainer.test_freq
 
-Plain dataclasses: this file needs neither Hydra nor OmegaConf, and `from_dict` rebuilds a stored config without them.
+Plain dataclasses: this file needs neither Hydra nor OmegaConf, and `tree.build` rebuilds a stored config without them.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """Reading and checking trees: dataclasses to dicts and back, with errors that name the key.
 
-    config = build(Config, {"trainer": {"test_freq": 5}})      # everything else at its default
-    leaves(config)["trainer.test_freq"]                        # 5
+config = build(Config, {"trainer": {"test_freq": 5}})      # everything else at its default
+leaves(config)["trainer.test_freq"]                        # 5
 """
 
 import types

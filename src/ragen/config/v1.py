@@ -1,11 +1,11 @@
 """The older dialect: `bash train.sh ENV model.* training.* optimization.* …`, mapped onto the one tree.
 
-An environment name starts from the defaults of `KEYS` and from that environment's v1 board and rules. Without one, only the
-keys that were typed are translated, so both dialects can be mixed in one command. Some values follow from several keys
-(`derived`): they are worked out once the rest of the tree is known.
+An environment name starts from the defaults of `KEYS` and from that environment's v1 board and rules. Without one, only
+the keys that were typed are translated, so both dialects can be mixed in one command. Some values follow from several
+keys (`derived`): they are worked out once the rest of the tree is known.
 
-Where this departs from the first version: KL is added to the loss, never subtracted; only sampled tokens are trained, so
-`state_masking` is always on; the device list follows `system.n_gpus` when none is given.
+Where this departs from the first version: KL is added to the loss, never subtracted; only sampled tokens are trained,
+so `state_masking` is always on; the device list follows `system.n_gpus` when none is given.
 """
 
 from collections.abc import Callable, Mapping
@@ -153,7 +153,9 @@ def translate(key: str, value: Any, environment: str | None) -> dict[str, Any]:
     return KEYS[key].tree_values(value)
 
 
-def derived(environment: str | None, typed: Mapping[str, Any], tree: Callable[[str], Any]) -> dict[str, tuple[Any, str]]:
+def derived(
+    environment: str | None, typed: Mapping[str, Any], tree: Callable[[str], Any]
+) -> dict[str, tuple[Any, str]]:
     """Values that follow from several keys, as tree key -> (value, why). `tree` reads the rest of the tree.
 
     With an environment name the dialect's defaults take part; without one only what was typed does.

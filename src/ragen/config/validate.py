@@ -1,7 +1,7 @@
 """What cannot work, said before anything is loaded. Types, names and choices are already right here.
 
-Each check is a generator of problems; a problem names the keys, their values and a way out. `validate` raises all of them as
-one `ConfigError`, and returns notes on what is allowed and probably not meant.
+Each check is a generator of problems; a problem names the keys, their values and a way out. `validate` raises all of
+them as one `ConfigError`, and returns notes on what is allowed and probably not meant.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,9 @@ def validate(config: Config) -> list[str]:
         checks.append(batches)
     problems = [problem for check in checks for problem in check(config)]
     if problems:
-        raise ConfigError(problems[0] if len(problems) == 1 else "\n  - ".join([f"{len(problems)} problems", *problems]))
+        raise ConfigError(
+            problems[0] if len(problems) == 1 else "\n  - ".join([f"{len(problems)} problems", *problems])
+        )
     return list(notes(config))
 
 
@@ -120,7 +122,10 @@ def numbers(config: Config) -> Problems:
     samples = config.collapse_detection.num_samples
     if samples != "all" and (isinstance(samples, str) or samples < 1):
         yield f"collapse_detection.num_samples={samples}: a number of at least 1, or all"
-    for name, optimizer in (("actor_rollout_ref.actor", config.actor_rollout_ref.actor.optim), ("critic", config.critic.optim)):
+    for name, optimizer in (
+        ("actor_rollout_ref.actor", config.actor_rollout_ref.actor.optim),
+        ("critic", config.critic.optim),
+    ):
         if len(optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in optimizer.betas):
             yield f"{name}.optim.betas={optimizer.betas}: takes two numbers from 0 up to (not including) 1"
     rollout = config.actor_rollout_ref.rollout
@@ -151,15 +156,16 @@ def groups(config: Config) -> Problems:
         for tag in tags:
             if tag not in config.custom_envs:
                 known = ", ".join(config.custom_envs)
-                yield f"{where}.env_configs.tags: unknown tag {tag}{did_you_mean(tag, config.custom_envs)} Known: {known}"
+                near = did_you_mean(tag, config.custom_envs)
+                yield f"{where}.env_configs.tags: unknown tag {tag}{near} Known: {known}"
         if len(tags) != len(sizes):
-            yield f"{where}.env_configs: {len(tags)} tags {tags} but {len(sizes)} n_groups {sizes}: one number for each tag"
+            yield f"{where}.env_configs: {len(tags)} tags {tags} but {len(sizes)} n_groups {sizes}: one for each tag"
         elif min(sizes) < 1:
             yield f"{where}.env_configs.n_groups={sizes}: each must be at least 1"
         elif sum(sizes) != envs.env_groups:
             yield (
-                f"{where}.env_configs.n_groups={sizes} sums to {sum(sizes)}, but {where}.env_groups is {envs.env_groups}: "
-                f"set {where}.env_groups={sum(sizes)} or change n_groups"
+                f"{where}.env_configs.n_groups={sizes} sums to {sum(sizes)}, but {where}.env_groups is "
+                f"{envs.env_groups}: set {where}.env_groups={sum(sizes)} or change n_groups"
             )
 
 
@@ -200,8 +206,8 @@ def engine(config: Config) -> Problems:
     mode = config.agent_proxy.batch_adjust_mode
     if mode != "none":
         yield (
-            f"agent_proxy.batch_adjust_mode={mode}: duplicating or dropping random episodes distorts group statistics, and "
-            f"nothing here needs sizes that divide; use none"
+            f"agent_proxy.batch_adjust_mode={mode}: duplicating or dropping random episodes distorts group statistics, "
+            f"and nothing here needs sizes that divide; use none"
         )
 
 
@@ -209,9 +215,9 @@ def rollout_filter(config: Config) -> Problems:
     rollout, where = config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout.rollout_filter_value"
     value, strategy = rollout.rollout_filter_value, rollout.rollout_filter_strategy
     if strategy in ("top_k", "top_f") and not 0 < value <= 1:
-        yield f"{where}={value:g}: {strategy} keeps a fraction of the groups, above 0 and at most 1; for a count use top_k_abs"
+        yield f"{where}={value:g}: {strategy} keeps a fraction of the groups, at most 1; for a count use top_k_abs"
     if strategy == "top_k_abs" and (value < 1 or value != int(value)):
-        yield f"{where}={value:g}: top_k_abs keeps a number of groups, a whole number of at least 1; for a fraction use top_k"
+        yield f"{where}={value:g}: top_k_abs keeps a whole number of groups, at least 1; for a fraction use top_k"
     if strategy == "top_p" and value <= 0:
         yield f"{where}={value:g}: top_p takes a share above 0; 1 keeps every candidate"
     if strategy == "min_p" and not 0 <= value <= 1:
@@ -219,8 +225,8 @@ def rollout_filter(config: Config) -> Problems:
     spread = rollout.rollout_filter_metric in ("reward_variance", "reward_std", "entropy_variance", "entropy_std")
     if spread and not rollout.rollout_filter_include_zero and config.es_manager.train.group_size == 1:
         yield (
-            f"rollout_filter_metric={rollout.rollout_filter_metric} is 0 in groups of one, and rollout_filter_include_zero=False "
-            f"drops these: nothing would be left; raise es_manager.train.group_size or set include_zero=True"
+            f"rollout_filter_metric={rollout.rollout_filter_metric} is 0 in groups of one, and "
+            f"rollout_filter_include_zero=False drops these: nothing would be left; raise es_manager.train.group_size or set include_zero=True"
         )
 
 
@@ -246,7 +252,7 @@ def resume(config: Config) -> Problems:
 def notes(config: Config) -> Iterator[str]:
     rollout = config.actor_rollout_ref.rollout
     if rollout.top_p < 1 or rollout.top_k > 0:
-        yield "training samples with top_p < 1 or top_k > 0: the policy that acts is not the one whose log-probs are trained"
+        yield "top_p < 1 or top_k > 0 in training: the policy that acts is not the one whose log-probs are trained"
     actor = config.actor_rollout_ref.actor
     if actor.kl_loss_coef > 0 and not actor.use_kl_loss:
         yield f"kl_loss_coef={actor.kl_loss_coef:g} has no effect while use_kl_loss is False"

@@ -1,0 +1,271 @@
+"""What a level set allows: the exact success of random and of perfect play, so that a score can be judged.
+
+    env = Sokoban(Sokoban.Config(num_boxes=1))
+    budget = Budget(turns=5, actions_per_turn=2, actions=10)
+    baselines(env, range(123, 635), "val", budget)      # Baselines(random=0.195, optimal=1.0, num_levels=512)
+    best_actions(env, env.reset(123, "val"), budget)    # what a perfect agent answers now
+
+Everything here works on any environment whose `chances` lists the outcomes of a step, by calling the one `step` that
+play uses; an environment may know a faster way (`Environment.shortest_plan`, `Environment.random_success`).
+
+A perfect agent is one with the same eyes as ours: in a turn it commits to several actions at once and does not see what
+the first ones did. On slippery ground that costs it success, and the optimum here counts that in.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from ragen.env.base import Action, Environment, State, Transition
+
+MAX_SEQUENCES = 20_000  # action sequences of one turn that are compared; beyond it the answer would take too long
+MAX_STATES = 1_000_000  # states that a search may visit
+TIE = 1e-12  # values closer than this are rounding, not a difference
+
+Values = dict[int | None, list[float]]  # actions left (None: enough for every turn) -> the worth of each state
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much an agent may do in an episode."""
+
+    turns: int
+    actions_per_turn: int
+    actions: int
+
+    def __post_init__(self):
+        if min(self.turns, self.actions_per_turn, self.actions) < 1:
+            raise ValueError(f"{self}: every part must be at least 1")
+
+    @property
+    def total(self) -> int:
+        """The actions that can really be taken."""
+        return min(self.actions, self.turns * self.actions_per_turn)
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Mean success over a set of levels."""
+
+    random: float
+    optimal: float
+    num_levels: int
+
+
+def baselines(env: Environment, seeds: Iterable[int], split: str, budget: Budget) -> Baselines:
+    """The success of random and of perfect play, averaged over the levels of these seeds."""
+    states = [env.reset(seed, split) for seed in seeds]
+    if not states:
+        raise ValueError("no seeds: a baseline needs at least one level")
+    # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: each is solved once.
+    values = {state: (random_success(env, state, budget), optimal_success(env, state, budget)) for state in set(states)}
+    return Baselines(
+        random=sum(values[state][0] for state in states) / len(states),
+        optimal=sum(values[state][1] for state in states) / len(states),
+        num_levels=len(states),
+    )
+
+
+def overlap(env: Environment, seeds_a: Iterable[int], split_a: str, seeds_b: Iterable[int], split_b: str) -> float:
+    """The share of the distinct starting states of `b` that also occur in `a`."""
+    states_a = {env.reset(seed, split_a) for seed in seeds_a}
+    states_b = {env.reset(seed, split_b) for seed in seeds_b}
+    if not states_b:
+        raise ValueError("no seeds in b: there is nothing to compare")
+    return len(states_a & states_b) / len(states_b)
+
+
+def random_success(env: Environment, state: State, budget: Budget) -> float:
+    """How likely uniformly random actions win within the budget: the distribution over states, step by step."""
+    known = env.random_success(state, budget.total)
+    if known is not NotImplemented:
+        return known
+    distribution = {state: 1.0}
+    won = 0.0
+    for _ in range(budget.total):
+        following: dict[State, float] = {}
+        for current, weight in distribution.items():
+            actions = list(env.action_names(current))
+            for action in actions:
+                for chance, transition in outcomes(env, current, action):
+                    share = weight * chance / len(actions)
+                    if transition.success:
+                        won += share
+                    elif not transition.done:
+                        following[transition.state] = following.get(transition.state, 0.0) + share
+        distribution = following
+    return won
+
+
+def optimal_success(env: Environment, state: State, budget: Budget) -> float:
+    """The best success that any agent can have within the budget, from this state on."""
+    return _solve_turn(env, state, budget)[0]
+
+
+def best_actions(env: Environment, state: State, budget: Budget) -> tuple[Action, ...]:
+    """What a perfect agent answers in the next turn; the shortest such answer. Where nothing can win, any action."""
+    return _solve_turn(env, state, budget)[1]
+
+
+def shortest_plan(env: Environment, state: State) -> tuple[Action, ...] | None:
+    """The fewest actions that win for certain in a game without chance, or None where there are none."""
+    known = env.shortest_plan(state)
+    return _search_plan(env, state, depth=None) if known is NotImplemented else known
+
+
+def outcomes(env: Environment, state: State, action: Action) -> list[tuple[float, Transition]]:
+    """The (chance, transition) pairs of one action."""
+    chances = env.chances(state, action)
+    if chances is None:
+        raise ValueError(
+            f"{type(env).__name__} cannot list the outcomes of {action!r}, so nothing exact can be said about it: "
+            "let it override Environment.shortest_plan and Environment.random_success"
+        )
+    return [(chance, env.step(state, action, noise)) for chance, noise in chances]
+
+
+def _search_plan(env: Environment, state: State, depth: int | None) -> tuple[Action, ...] | None:
+    """Breadth-first search for a certain win; refuses games of chance."""
+    frontier: dict[State, tuple[Action, ...]] = {state: ()}
+    seen = {state}
+    num_steps = 0
+    while frontier and (depth is None or num_steps < depth):
+        num_steps += 1
+        following = {}
+        for current, plan in frontier.items():
+            for action in env.action_names(current):
+                branches = outcomes(env, current, action)
+                if len(branches) > 1:
+                    raise ValueError(f"{type(env).__name__} is a game of chance: it has no certain plan")
+                transition = branches[0][1]
+                if transition.success:
+                    return (*plan, action)
+                if not transition.done and transition.state not in seen:
+                    seen.add(transition.state)
+                    following[transition.state] = (*plan, action)
+        _check_size(env, len(seen))
+        frontier = following
+    return None
+
+
+def _check_size(env: Environment, num_states: int) -> None:
+    if num_states > MAX_STATES:
+        raise ValueError(f"{type(env).__name__}: over {MAX_STATES} states, too many for an exact answer")
+
+
+def _solve_turn(env: Environment, state: State, budget: Budget) -> tuple[float, tuple[Action, ...]]:
+    """The optimal success and the actions of the next turn."""
+    plan = env.shortest_plan(state)
+    if plan is NotImplemented:
+        model = _Model(env, state, budget.total)
+        if not model.is_certain:
+            return _iterate_values(model, budget)
+        plan = _search_plan(env, state, budget.total)
+    if plan is None or len(plan) > budget.total:
+        return 0.0, (plan or tuple(env.action_names(state))[:1])[: budget.actions_per_turn]
+    return 1.0, plan[: budget.actions_per_turn]
+
+
+class _Model:
+    """The part of a game that a budget can reach, as lists: branches[state][action] = [(chance, next state), …].
+
+    States are numbered in the order found, the asked-for state first; one more number stands for a game that was won.
+    A lost game is worth nothing, so its branch is left out.
+    """
+
+    def __init__(self, env: Environment, state: State, depth: int):
+        self.branches: list[list[list[tuple[float, int]]]] = []
+        self.actions: list[list[Action]] = []
+        numbers = {state: 0}
+        frontier = [state]
+        wins: list[tuple[list[tuple[float, int]], float]] = []
+        for _ in range(depth):
+            following = []
+            for current in frontier:
+                self.actions.append(list(env.action_names(current)))
+                self.branches.append([])
+                for action in self.actions[-1]:
+                    branches = []
+                    for chance, transition in outcomes(env, current, action):
+                        if transition.success:
+                            wins.append((branches, chance))
+                        if transition.done:
+                            continue
+                        if transition.state not in numbers:
+                            numbers[transition.state] = len(numbers)
+                            following.append(transition.state)
+                        branches.append((chance, numbers[transition.state]))
+                    self.branches[-1].append(branches)
+            frontier = following
+            _check_size(env, len(numbers))
+        self.num_states = len(numbers)
+        for branches, chance in wins:
+            branches.append((chance, self.num_states))
+        self.is_certain = all(
+            len(branches) <= 1 and all(chance == 1.0 for chance, _ in branches)
+            for state_branches in self.branches
+            for branches in state_branches
+        )
+
+
+def _iterate_values(model: _Model, budget: Budget) -> tuple[float, tuple[Action, ...]]:
+    """Finite-horizon value iteration over whole turns, with (turns left, actions left) as the horizon."""
+    num_actions = max(map(len, model.branches), default=0)
+    depth = min(budget.actions_per_turn, budget.actions)
+    if num_actions**depth > MAX_SEQUENCES:
+        raise ValueError(
+            f"{num_actions} actions, {depth} at a time, make {num_actions**depth} answers to compare in a game of "
+            f"chance; at most {MAX_SEQUENCES} can be. Lower actions_per_turn"
+        )
+    # Where the action limit never binds, how many actions are left need not be known, and one horizon is enough.
+    binds = budget.actions < budget.turns * budget.actions_per_turn
+    horizons = range(budget.actions + 1) if binds else (None,)
+    values = dict.fromkeys(horizons, [0.0] * model.num_states + [1.0])
+    for _ in range(budget.turns - 1):
+        values = {left: _back_up(model, values, depth, left) for left in horizons}
+    return _best_turn(model, values, depth, budget.actions if binds else None)
+
+
+def _sequence_values(model: _Model, values: list[float], length: int) -> dict[tuple[int, ...], list[float]]:
+    """For each action sequence of this length, what it is worth in every state if nothing is seen in between."""
+    worth = {(): values}
+    num_actions = max(map(len, model.branches), default=0)
+    for _ in range(length):
+        worth = {
+            (action, *sequence): [
+                sum(chance * after[following] for chance, following in branches[action])
+                if action < len(branches)
+                else 0.0
+                for branches in model.branches
+            ]
+            + [0.0] * (model.num_states - len(model.branches))
+            + [1.0]
+            for action, (sequence, after) in product(range(num_actions), worth.items())
+        }
+    return worth
+
+
+def _candidates(
+    model: _Model, values: Values, depth: int, left: int | None
+) -> Iterator[tuple[tuple[int, ...], list[float]]]:
+    """Every answer that the actions left allow, shortest first, with its worth in every state."""
+    for length in range(1, (depth if left is None else min(depth, left)) + 1):
+        after = values[None if left is None else left - length]
+        yield from _sequence_values(model, after, length).items()
+
+
+def _back_up(model: _Model, values: Values, depth: int, left: int | None) -> list[float]:
+    """The worth of every state with one more turn."""
+    best = [0.0] * model.num_states + [1.0]
+    for _, worth in _candidates(model, values, depth, left):
+        best = list(map(max, best, worth))
+    return best
+
+
+def _best_turn(model: _Model, values: Values, depth: int, left: int | None) -> tuple[float, tuple[Action, ...]]:
+    """The best answer in the first state, and what it is worth."""
+    best, answer = -1.0, ()
+    for sequence, worth in _candidates(model, values, depth, left):
+        if worth[0] > best + TIE:
+            best, answer = worth[0], sequence
+    return best, tuple(model.actions[0][action] for action in answer)

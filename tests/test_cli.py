@@ -1,0 +1,139 @@
+"""The command as a user runs it: in its own process, by exit status and output."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("torch", "transformers", "ray", "wandb")
+
+
+def ragen(*words: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess:
+    """Run `ragen …` and report, on the last line of stderr, which heavy modules it loaded."""
+    code = (
+        "import sys; from ragen.cli import main; status = main(sys.argv[1:]); "
+        f"print('loaded', [name for name in {HEAVY} if name in sys.modules], file=sys.stderr); sys.exit(status)"
+    )
+    kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        env=kept | {"PYTHONPATH": str(ROOT / "src")} | environment,
+        timeout=120,
+    )
+
+
+def test_dry_run_prints_yaml_with_origins_and_derived_numbers():
+    run = ragen("train", "sokoban", "training.n_rollout=8", "training.ppo_batch_size=64", "--dry-run")
+    assert run.returncode == 0, run.stderr
+    tree = yaml.safe_load(run.stdout)
+    assert tree["es_manager"]["train"]["group_size"] == 8
+    assert "group_size: 8  # command line: training.n_rollout=8" in run.stdout
+    assert "# v1 default (sokoban)" in run.stdout
+    for line in (
+        "episodes per step: 64 (8 groups x 8)",
+        "updates per step: 1",
+        "reference model: yes, KL loss with coefficient 0.001",
+        "critic: no, adv_estimator grpo needs no values",
+    ):
+        assert line in run.stdout
+    assert "random play succeeds in" in run.stdout
+    assert "loaded []" in run.stderr
+
+
+def test_options_and_keys_in_any_order():
+    run = ragen("train", "--dry-run", "trainer.test_freq=3", "--config-name=_2_sokoban", "lora.rank=4")
+    tree = yaml.safe_load(run.stdout)
+    assert (tree["trainer"]["test_freq"], tree["lora"]["rank"]) == (3, 4)
+    assert tree["trainer"]["experiment_name"] == "sokoban-main"
+
+
+def test_no_effect_keys_are_listed():
+    run = ragen("train", "sokoban", "training.binary_reward=True", "--dry-run")
+    assert "#   training.binary_reward: " in run.stdout
+
+
+def test_training_without_dry_run_says_that_it_cannot():
+    run = ragen("train", "sokoban")
+    assert run.returncode == 2
+    assert "cannot train yet" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "sokoban", "training.n_rolout=8"], "did you mean training.n_rollout?"),
+        (["train", "trainer.test_freq=often"], "takes a whole number"),
+        (["train", "algorithm.adv_estimator=ppo", "--dry-run"], "must be one of gae"),
+        (["train", "--config-name", "nowhere"], "no such recipe"),
+        (["train", "--config-dir", "/nowhere/at/all"], "no such folder"),
+        (["train", "--multirun", "trainer.test_freq=1"], "ragen sweep"),
+        (["train", "--dryrun"], "--dryrun"),
+        (["play", "chess"], "unknown environment 'chess'"),
+        (["play", "sokoban", "--agent", "best"], "human, random, optimal"),
+        (["play", "sokoban", "--split", "dev"], "unknown split 'dev'"),
+        (["envs", "--levels", "0"], "at least 1"),
+        (["dance"], "invalid choice"),
+    ],
+)
+def test_bad_input_is_one_message_and_status_2(words, message):
+    run = ragen(*words)
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+    assert run.stdout == ""
+    if "loaded" in run.stderr:
+        assert "loaded []" in run.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["play", "--help"], ["--version"], []])
+def test_help(words):
+    run = ragen(*words)
+    assert run.returncode == 0
+    assert run.stdout.strip()
+
+
+@pytest.mark.parametrize("environment", ["sokoban", "frozenlake", "bandit", "two_armed_bandit", "LargerSokoban"])
+@pytest.mark.parametrize("agent", ["random", "optimal"])
+def test_agents_play(environment, agent):
+    run = ragen("play", environment, "--agent", agent, "--seed", "3")
+    assert run.returncode == 0, run.stderr
+    assert "optimal" in run.stdout
+    if agent == "optimal" and environment == "sokoban":
+        assert "not solved" not in run.stdout
+    assert "\x1b[" not in run.stdout  # no colours where there is no terminal
+
+
+def test_a_person_plays_by_lines_and_sees_prompt_hint_and_result():
+    run = ragen(
+        "play",
+        "SimpleSokoban",
+        "--seed",
+        "0",
+        stdin="p\nh\nfly\nUp\nu\nUp\nDown\nUp\nDown\nUp\nDown\nUp\nDown\nUp\nDown\n",
+    )
+    assert run.returncode == 0, run.stderr
+    assert "── system" in run.stdout and "<think>" in run.stdout
+    assert "hint: " in run.stdout
+    assert "'fly' is no action here: Up, Down, Left, Right" in run.stdout
+    assert "total" in run.stdout and "optimal: " in run.stdout
+
+
+def test_the_optimal_plan_that_is_shown_solves_the_level():
+    first = ragen("play", "sokoban", "--seed", "11", "--agent", "random").stdout
+    plan = first.rsplit("optimal: ", 1)[1].split(" (")[0].split(", ")
+    run = ragen("play", "sokoban", "--seed", "11", stdin="\n".join(plan) + "\n")
+    assert "solved after" in run.stdout and "not solved" not in run.stdout
+
+
+def test_envs_lists_every_tag():
+    run = ragen("envs", "--levels", "2", COLUMNS="200")
+    for tag in ("CoordSokoban", "LargerSokoban", "FrozenLakeV1", "BanditTest", "TwoArmedBandit"):
+        assert tag in run.stdout
