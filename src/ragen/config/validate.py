@@ -226,7 +226,8 @@ def rollout_filter(config: Config) -> Problems:
     if spread and not rollout.rollout_filter_include_zero and config.es_manager.train.group_size == 1:
         yield (
             f"rollout_filter_metric={rollout.rollout_filter_metric} is 0 in groups of one, and "
-            f"rollout_filter_include_zero=False drops these: nothing would be left; raise es_manager.train.group_size or set include_zero=True"
+            f"rollout_filter_include_zero=False drops these: nothing would be left; raise es_manager.train.group_size "
+            f"or set include_zero=True"
         )
 
 
