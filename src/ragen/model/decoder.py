@@ -1,0 +1,197 @@
+"""A decoder of the Llama/Qwen2 family over packed tokens: one module that is sampled from and trained.
+
+There is no batch dimension and no padding: tokens of many sequences lie one after the other, and whoever calls decides what
+may look at what, by the `attend` function it passes in (a cache for the sampler, whole sequences for the learner):
+
+    hidden_T = decoder.hidden(ids_T, positions_T, attend)       # attend(layer, query, key, value) -> mixed values
+    logits = decoder.logits(hidden_T[rows])                     # only where they are needed
+
+q, k and v are one matrix, and so are gate and up: fewer, larger products. On disk the weights have Hugging Face's names and
+shapes (`to_huggingface`, `from_huggingface`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+# (layer, query [T, heads, head_dim], key [T, kv_heads, head_dim], value [T, kv_heads, head_dim]) -> [T, heads, head_dim]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+FAMILIES = ("llama", "qwen2")  # Hugging Face `model_type`s that this module computes
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers that define a decoder."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    norm_eps: float
+    qkv_bias: bool
+    tied_embeddings: bool
+
+    @classmethod
+    def of(cls, config: Any) -> "Shape":
+        """The shape of a Hugging Face config; what this module cannot compute is refused."""
+        rope = getattr(config, "rope_parameters", None) or {}
+        unsupported = [
+            reason
+            for reason, present in (
+                (f"model_type {config.model_type}", config.model_type not in FAMILIES),
+                (f"rope type {rope.get('rope_type')}", rope.get("rope_type", "default") != "default"),
+                (f"activation {config.hidden_act}", config.hidden_act != "silu"),
+                ("attention_bias", bool(getattr(config, "attention_bias", False))),
+                ("mlp_bias", bool(getattr(config, "mlp_bias", False))),
+                ("sliding window", bool(getattr(config, "use_sliding_window", False))),
+            )
+            if present
+        ]
+        if unsupported:
+            raise ValueError(f"not a plain Llama or Qwen2 decoder: {', '.join(unsupported)}")
+        return cls(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            rope_theta=rope.get("rope_theta") or config.rope_theta,
+            norm_eps=config.rms_norm_eps,
+            qkv_bias=config.model_type == "qwen2",
+            tied_embeddings=bool(config.tie_word_embeddings),
+        )
+
+
+class Norm(nn.Module):
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.shape = shape
+        self.heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+        self.attention_norm = Norm(shape.hidden_size, shape.norm_eps)
+        self.qkv = nn.Linear(shape.hidden_size, sum(self.heads) * shape.head_dim, bias=shape.qkv_bias)
+        self.out = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=False)
+        self.mlp_norm = Norm(shape.hidden_size, shape.norm_eps)
+        self.gate_up = nn.Linear(shape.hidden_size, 2 * shape.intermediate_size, bias=False)
+        self.down = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        heads = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, self.shape.head_dim))
+        # Queries and keys are rotated together: they are neighbours in the fused output.
+        turned = rotate(heads[:, : -self.shape.num_kv_heads], cos, sin)
+        query, key = turned.split(self.heads[:2], dim=1)
+        x = x + self.out(attend(query, key, heads[:, -self.shape.num_kv_heads :]).flatten(-2))
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Decoder(nn.Module):
+    """The whole model. `gradient_checkpointing` trades one more forward pass for the memory of activations."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.shape = shape
+        self.gradient_checkpointing = False
+        self.embed = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
+        self.norm = Norm(shape.hidden_size, shape.norm_eps)
+        self.head = None if shape.tied_embeddings else nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        frequencies = shape.rope_theta ** -(torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The last hidden state of each token, normalised."""
+        x = self.embed(ids)
+        # Angles in float32 whatever the weights are: at position 3,000 bf16 would be off by whole radians.
+        angles = positions[:, None, None].float() * self.frequencies.float()
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        for index, layer in enumerate(self.layers):
+
+            def mix(query: Tensor, key: Tensor, value: Tensor, index: int = index) -> Tensor:
+                return attend(index, query, key, value)
+
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(layer, x, cos, sin, mix, use_reentrant=False)
+            else:
+                x = layer(x, cos, sin, mix)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.embed.weight if self.head is None else self.head.weight)
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: the halves of each head are the two coordinates of its planes."""
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+# --- weights under Hugging Face's names ----------------------------------------------------------------------------
+
+# Ours -> theirs, within a layer. Several on the right are the rows of one matrix of ours.
+_LAYER_NAMES = {
+    "attention_norm.weight": ("input_layernorm.weight",),
+    "qkv.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "qkv.bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+    "out.weight": ("self_attn.o_proj.weight",),
+    "mlp_norm.weight": ("post_attention_layernorm.weight",),
+    "gate_up.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "down.weight": ("mlp.down_proj.weight",),
+}
+_OUTER_NAMES = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
+
+
+def _their_names(ours: str) -> tuple[str, ...]:
+    if ours in _OUTER_NAMES:
+        return (_OUTER_NAMES[ours],)
+    _, index, name = ours.split(".", 2)
+    return tuple(f"model.layers.{index}.{theirs}" for theirs in _LAYER_NAMES[name])
+
+
+def _row_counts(shape: Shape, ours: str) -> list[int]:
+    """How many rows of our matrix belong to each of theirs."""
+    if "qkv" in ours:
+        return [heads * shape.head_dim for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)]
+    return [shape.intermediate_size] * 2
+
+
+def to_huggingface(decoder: Decoder) -> dict[str, Tensor]:
+    """Our weights under their names; views, nothing is copied."""
+    state: dict[str, Tensor] = {}
+    for ours, weight in decoder.state_dict().items():
+        names = _their_names(ours)
+        parts = (weight,) if len(names) == 1 else weight.split(_row_counts(decoder.shape, ours))
+        state |= dict(zip(names, parts, strict=True))
+    return state
+
+
+def from_huggingface(decoder: Decoder, state: Mapping[str, Tensor]) -> None:
+    """Copy weights under their names into the module; missing ones are refused by name."""
+    wanted = {name for ours in decoder.state_dict() for name in _their_names(ours)}
+    missing = sorted(wanted - set(state))
+    if missing:
+        raise ValueError(f"{len(missing)} weights are missing, the first is {missing[0]}")
+    with torch.no_grad():
+        for ours, weight in decoder.state_dict().items():
+            weight.copy_(torch.cat([state[name].to(weight) for name in _their_names(ours)]))
