@@ -25,7 +25,9 @@ class Packed:
         self.starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
         counts = torch.tensor(self.lengths, device=device)
         num_tokens = int(self.starts[-1])
-        self.sequences = torch.repeat_interleave(torch.arange(len(lengths), device=device), counts, output_size=num_tokens)
+        self.sequences = torch.repeat_interleave(
+            torch.arange(len(lengths), device=device), counts, output_size=num_tokens
+        )
         self.positions = torch.arange(num_tokens, device=device) - self.starts[:-1].long()[self.sequences]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -36,7 +38,9 @@ class Packed:
     def _padded(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Right-padded, so that causality alone keeps real tokens from looking at padding."""
         query, key, value = (self._lay_out(part) for part in (query, key, value))
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1])
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
+        )
         return mixed.transpose(1, 2)[self.sequences, self.positions]
 
     def _lay_out(self, packed: Tensor) -> Tensor:
@@ -47,9 +51,6 @@ class Packed:
     def _variable_length(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
-        repeat = query.shape[1] // key.shape[1]
-        if repeat > 1:
-            key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
-        return varlen_attn(
-            query, key, value, self.starts, self.starts, self.longest, self.longest, is_causal=True
-        )
+        lengths = (self.starts, self.starts, self.longest, self.longest)
+        causal = (-1, 0)  # any number of keys to the left, none to the right
+        return varlen_attn(query, key, value, *lengths, window_size=causal, enable_gqa=query.shape[1] != key.shape[1])

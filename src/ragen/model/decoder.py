@@ -96,7 +96,9 @@ class Layer(nn.Module):
         self.gate_up = nn.Linear(shape.hidden_size, 2 * shape.intermediate_size, bias=False)
         self.down = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> Tensor:
         heads = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, self.shape.head_dim))
         # Queries and keys are rotated together: they are neighbours in the fused output.
         turned = rotate(heads[:, : -self.shape.num_kv_heads], cos, sin)
@@ -159,7 +161,11 @@ _LAYER_NAMES = {
     "gate_up.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "down.weight": ("mlp.down_proj.weight",),
 }
-_OUTER_NAMES = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight", "head.weight": "lm_head.weight"}
+_OUTER_NAMES = {
+    "embed.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
 
 
 def _their_names(ours: str) -> tuple[str, ...]:
