@@ -3,8 +3,8 @@
     attend = Packed(lengths=[7, 3, 12])            # three sequences, one after the other, each causal in itself
     hidden_T = decoder.hidden(ids_T, attend.positions, attend)
 
-Linear layers run on packed tokens; only here, where sequences must be told apart, are they laid out side by side, except on
-CUDA, where the variable-length kernel needs no padding.
+Linear layers run on packed tokens; only here, where sequences must be told apart, are they laid out side by side,
+except on CUDA, where the variable-length kernel needs no padding.
 """
 
 from collections.abc import Sequence

@@ -1,13 +1,13 @@
 """A decoder of the Llama/Qwen2 family over packed tokens: one module that is sampled from and trained.
 
-There is no batch dimension and no padding: tokens of many sequences lie one after the other, and whoever calls decides what
-may look at what, by the `attend` function it passes in (a cache for the sampler, whole sequences for the learner):
+There is no batch dimension and no padding: tokens of many sequences lie one after the other, and whoever calls decides
+what may look at what, by the `attend` function it passes in (a cache for the sampler, whole sequences for the learner):
 
     hidden_T = decoder.hidden(ids_T, positions_T, attend)       # attend(layer, query, key, value) -> mixed values
     logits = decoder.logits(hidden_T[rows])                     # only where they are needed
 
-q, k and v are one matrix, and so are gate and up: fewer, larger products. On disk the weights have Hugging Face's names and
-shapes (`to_huggingface`, `from_huggingface`).
+q, k and v are one matrix, and so are gate and up: fewer, larger products. On disk the weights have Hugging Face's names
+and shapes (`to_huggingface`, `from_huggingface`).
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-# (layer, query [T, heads, head_dim], key [T, kv_heads, head_dim], value [T, kv_heads, head_dim]) -> [T, heads, head_dim]
+# (layer, query [T, heads, head_dim], key and value [T, kv_heads, head_dim]) -> [T, heads, head_dim]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 FAMILIES = ("llama", "qwen2")  # Hugging Face `model_type`s that this module computes

@@ -1,0 +1,108 @@
+"""Keys and values of the conversations in flight: one row for each, filled from the left.
+
+A row keeps its tokens from turn to turn, so that a turn computes only what is new. `Decode` adds one token to every
+row, `Prefill` several tokens to some rows; both are `attend` functions of the decoder. What lies behind a row's length
+is left over from discarded tokens: nothing looks at it, and the next token overwrites it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class RowCache:
+    """Rows x capacity, for each layer. `lengths` is how many tokens of each row count."""
+
+    GROWTH = 128  # capacity grows in these steps
+
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, num_rows: int, like: Tensor):
+        self.lengths = torch.zeros(num_rows, dtype=torch.int64, device=like.device)
+        self.capacity = 0
+        size = (num_rows, num_kv_heads, 0, head_dim)
+        self.keys = [like.new_empty(size) for _ in range(num_layers)]
+        self.values = [like.new_empty(size) for _ in range(num_layers)]
+
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for rows of this length."""
+        if num_tokens <= self.capacity:
+            return
+        added = -(-(num_tokens - self.capacity) // self.GROWTH) * self.GROWTH
+        self.capacity += added
+        self.keys = [F.pad(part, (0, 0, 0, added)) for part in self.keys]
+        self.values = [F.pad(part, (0, 0, 0, added)) for part in self.values]
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """Only these rows, in this order."""
+        self.lengths = self.lengths[rows]
+        self.keys = [part[rows] for part in self.keys]
+        self.values = [part[rows] for part in self.values]
+
+    def copy(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
+        """The first tokens of one row into others: a shared prefix is computed once."""
+        for parts in (self.keys, self.values):
+            for part in parts:
+                part[list(targets), :, :num_tokens] = part[source, :, :num_tokens]
+
+
+class Decode:
+    """One new token for every row."""
+
+    def __init__(self, cache: RowCache, longest: int):
+        self.cache = cache
+        self.rows = torch.arange(len(cache.lengths), device=cache.lengths.device)
+        self.longest = longest
+        visible = torch.arange(longest, device=self.rows.device) <= cache.lengths[:, None]
+        mask = torch.zeros(visible.shape, dtype=cache.keys[0].dtype, device=self.rows.device)
+        self.mask = mask.masked_fill_(~visible, -torch.inf)[:, None, None]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.rows, :, self.cache.lengths] = key
+        values[self.rows, :, self.cache.lengths] = value
+        # The query heads that share a key head are so many queries to it: no key is repeated.
+        grouped = query.unflatten(1, (key.shape[1], -1))
+        mixed = F.scaled_dot_product_attention(
+            grouped, keys[:, :, : self.longest], values[:, :, : self.longest], attn_mask=self.mask
+        )
+        return mixed.flatten(1, 2)
+
+
+class Prefill:
+    """New tokens for some rows, packed one row after the other."""
+
+    def __init__(self, cache: RowCache, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int]):
+        self.cache = cache
+        device = cache.lengths.device
+        self.rows = torch.tensor(rows, device=device)
+        first, counted = torch.tensor(starts, device=device), torch.tensor(counts, device=device)
+        self.index = torch.repeat_interleave(torch.arange(len(rows), device=device), counted)
+        within = torch.arange(len(self.index), device=device) - (counted.cumsum(0) - counted)[self.index]
+        self.within = within
+        self.positions = first[self.index] + within
+        self.num_queries = max(counts)
+        self.longest = max(start + count for start, count in zip(starts, counts, strict=True))
+        # A query sees its own row up to itself. Rows with fewer queries than the longest repeat harmless ones.
+        last_visible = first[:, None] + torch.arange(self.num_queries, device=device)
+        visible = torch.arange(self.longest, device=device) <= last_visible[..., None]
+        mask = torch.zeros(visible.shape, dtype=cache.keys[0].dtype, device=device)
+        self.mask = mask.masked_fill_(~visible, -torch.inf)[:, None]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.rows[self.index], :, self.positions] = key
+        values[self.rows[self.index], :, self.positions] = value
+        num_kv_heads, heads_per_kv = key.shape[1], query.shape[1] // key.shape[1]
+        laid_out = query.new_zeros(len(self.rows), self.num_queries, *query.shape[1:])
+        laid_out[self.index, self.within] = query
+        # [rows, queries, heads, dim] -> [rows, kv heads, heads of it x queries, dim]
+        grouped = laid_out.unflatten(2, (num_kv_heads, heads_per_kv)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        mixed = F.scaled_dot_product_attention(
+            grouped,
+            keys[self.rows, :, : self.longest],
+            values[self.rows, :, : self.longest],
+            attn_mask=self.mask.repeat(1, 1, heads_per_kv, 1),
+        )
+        mixed = mixed.unflatten(2, (heads_per_kv, self.num_queries)).permute(0, 3, 1, 2, 4).flatten(2, 3)
+        return mixed[self.index, self.within]

