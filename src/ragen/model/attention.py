@@ -51,6 +51,8 @@ class Packed:
     def _variable_length(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
+        repeat = query.shape[1] // key.shape[1]
+        if repeat > 1:  # the kernel's own sharing of key heads is younger than the oldest torch that we allow
+            key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
         lengths = (self.starts, self.starts, self.longest, self.longest)
-        causal = (-1, 0)  # any number of keys to the left, none to the right
-        return varlen_attn(query, key, value, *lengths, window_size=causal, enable_gqa=query.shape[1] != key.shape[1])
+        return varlen_attn(query, key, value, *lengths, window_size=(-1, 0))  # all keys to the left, none to the right

@@ -1,0 +1,148 @@
+"""The loss of a mini-batch: a sum of named terms, each a weighted sum over its sampled tokens.
+
+    weights_T = token_weights(num_tokens_S, loss_agg_mode)           # once for the mini-batch
+    means_T = token_weights(num_tokens_S, "token-mean")              # for the metrics, whatever the aggregation
+    for micro in micro_batches:                                      # any cut, any order; inside, T is one part
+        losses_T, diagnostics = policy_terms(log_probs_T, old_log_probs_T, advantages_T, 0.2, 0.28, 3.0)
+        terms = [Term("task", 1.0, losses_T), entropy_term(entropies_T, 0.001)]
+        weighted_sum(terms, weights_T[micro]).backward()
+        sums = add_sums(sums, policy_sums(losses_T, diagnostics, entropies_T, weights_T[micro], means_T[micro]))
+    metrics = policy_metrics(sums)
+
+T runs over sampled tokens only; given tokens never come here, so there is no mask. The weights are fixed for the
+mini-batch before it is cut. Micro-batches, packing and workers then only decide in which order the same numbers
+are added. (Means taken per micro-batch would let the memory budget change the loss.)
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+
+ESS = "actor/effective_sample_size"
+RATIO_MEAN = "ratio_mean"  # additive parts of ESS, not metrics themselves
+RATIO_SQUARE_MEAN = "ratio_square_mean"
+
+
+def _token_mean(num_tokens_S: Tensor) -> Tensor:
+    """Every token of the mini-batch counts the same."""
+    num_tokens = int(num_tokens_S.sum())
+    return torch.full((num_tokens,), 1.0 / max(num_tokens, 1), dtype=torch.float64, device=num_tokens_S.device)
+
+
+# From the number of sampled tokens of each sequence to one weight per token, sequence after sequence, in float64.
+AGGREGATIONS: dict[str, Callable[[Tensor], Tensor]] = {"token-mean": _token_mean}
+
+
+def token_weights(num_tokens_S: Tensor, mode: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The weights with which the sum over tokens is the aggregate `mode` of the mini-batch."""
+    if mode not in AGGREGATIONS:
+        raise ValueError(f"loss_agg_mode {mode!r} is not available; choose from {', '.join(AGGREGATIONS)}")
+    return AGGREGATIONS[mode](num_tokens_S).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One named part of the loss. Training adds the terms; gradient analysis differentiates them one by one."""
+
+    name: str
+    coefficient: float
+    per_token: Tensor
+
+    def weighted(self, weights_T: Tensor) -> Tensor:
+        assert self.per_token.shape == weights_T.shape, (self.name, self.per_token.shape, weights_T.shape)
+        return self.coefficient * (weights_T * self.per_token).sum()
+
+
+def entropy_term(entropies_T: Tensor, coefficient: float) -> Term:
+    """A bonus: a positive coefficient rewards entropy, so it enters the loss with a minus."""
+    return Term("entropy", -coefficient, entropies_T)
+
+
+def weighted_sum(terms: Iterable[Term], weights_T: Tensor) -> Tensor:
+    """The loss of the tokens whose weights are given; over the parts of a mini-batch these add up to its loss."""
+    by_name = {}
+    for term in terms:
+        assert term.name not in by_name, f"two terms are called {term.name!r}"
+        by_name[term.name] = term.weighted(weights_T)
+    assert by_name, "a loss without terms"
+    return torch.stack(list(by_name.values())).sum()
+
+
+def policy_terms(
+    log_probs_T: Tensor,
+    old_log_probs_T: Tensor,
+    advantages_T: Tensor,
+    clip_low: float,
+    clip_high: float,
+    clip_c: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped policy loss of each token, and what happened to it.
+
+    PPO (arXiv 1707.06347) with two bounds, "clip-higher" (arXiv 2503.14476), and dual clip (arXiv 1912.09729): where
+    A < 0 the loss is at most -A * clip_c, so that a token that became far more likely cannot rule the update.
+
+    The diagnostics carry no gradient: `ratio`; `clipped`, the bounds cut the objective; `clipped_lower`, dual clip
+    did; `approx_kl`, old - new log-prob, whose mean under the old policy estimates KL(old || new).
+    """
+    assert log_probs_T.shape == old_log_probs_T.shape == advantages_T.shape and log_probs_T.ndim == 1
+    if not (0 <= clip_low <= 1 and clip_high >= 0 and clip_c > 1):
+        raise ValueError(
+            "the clip ratios must satisfy 0 <= low <= 1, high >= 0 and c > 1, "
+            f"got low {clip_low}, high {clip_high}, c {clip_c}"
+        )
+    log_ratio_T = (log_probs_T - old_log_probs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio_T = log_ratio_T.exp()
+    free_T = -advantages_T * ratio_T
+    bounded_T = -advantages_T * ratio_T.clamp(1 - clip_low, 1 + clip_high)
+    clipped_T = torch.maximum(free_T, bounded_T)
+    ceiling_T = -advantages_T * clip_c
+    negative_T = advantages_T < 0
+    losses_T = torch.where(negative_T, torch.minimum(clipped_T, ceiling_T), clipped_T)
+    diagnostics = {
+        "ratio": ratio_T.detach(),
+        "clipped": bounded_T.detach() > free_T.detach(),
+        "clipped_lower": negative_T & (clipped_T.detach() > ceiling_T),
+        "approx_kl": -log_ratio_T.detach(),
+    }
+    return losses_T, diagnostics
+
+
+def policy_sums(
+    losses_T: Tensor, diagnostics: dict[str, Tensor], entropies_T: Tensor, weights_T: Tensor, means_T: Tensor
+) -> dict[str, Tensor]:
+    """The metrics' parts from some tokens of a mini-batch: sums, still on the device, to be added over its parts.
+
+    The loss has the loss's weights; fractions and means over tokens have those of `token-mean`.
+    """
+    ratio_T = diagnostics["ratio"]
+    return {
+        "actor/pg_loss": (weights_T * losses_T.detach()).sum(),
+        "actor/pg_clipfrac": (means_T * diagnostics["clipped"]).sum(),
+        "actor/pg_clipfrac_lower": (means_T * diagnostics["clipped_lower"]).sum(),
+        "actor/ppo_kl": (means_T * diagnostics["approx_kl"]).sum(),
+        "actor/entropy": (means_T * entropies_T.detach()).sum(),
+        RATIO_MEAN: (means_T * ratio_T).sum(),
+        RATIO_SQUARE_MEAN: (means_T * ratio_T.square()).sum(),
+    }
+
+
+def add_sums(left: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Name by name; an empty dict is the neutral element."""
+    assert not left or not right or left.keys() == right.keys(), (sorted(left), sorted(right))
+    return {name: left[name] + right[name] for name in left} if left and right else {**left, **right}
+
+
+def policy_metrics(sums: dict[str, Tensor]) -> dict[str, float]:
+    """The metrics of the mini-batch from the sums over all its tokens.
+
+    The effective sample size is that of the ratios as importance weights, as a share of the tokens:
+    (sum r)^2 / (n * sum r^2), 1 when all ratios are equal, 1/n when one token has all the weight.
+    """
+    metrics = {name: float(value) for name, value in sums.items()}
+    ratio_mean, ratio_square_mean = metrics.pop(RATIO_MEAN), metrics.pop(RATIO_SQUARE_MEAN)
+    metrics[ESS] = ratio_mean**2 / ratio_square_mean if ratio_square_mean > 0 else 0.0
+    return metrics
