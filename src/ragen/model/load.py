@@ -70,9 +70,7 @@ def load_model(source: Source, device: str | torch.device | None = None) -> Load
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
     if config.model_type not in FAMILIES:
-        raise ConfigError(
-            f"model {source.name}: {config.model_type} is not built yet; this version has {', '.join(FAMILIES)}"
-        )
+        return LoadedModel(_load_theirs(source.folder, dtype).to(device), tokenizer, source)
     model = Decoder(Shape.of(config))
     if source.name == "pocket-blank":
         from ragen.model.pocket import blank_weights
@@ -81,6 +79,17 @@ def load_model(source: Source, device: str | torch.device | None = None) -> Load
     else:
         from_huggingface(model, _read_weights(source.folder))
     return LoadedModel(model.to(device=device, dtype=dtype), tokenizer, source)
+
+
+def _load_theirs(folder: Path, dtype: torch.dtype) -> Any:
+    """A model of another family: their module, our attention."""
+    from transformers import AutoModelForCausalLM
+
+    from ragen.model.huggingface import ATTENTION, HuggingFaceModel
+
+    return HuggingFaceModel(
+        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION).eval()
+    )
 
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
