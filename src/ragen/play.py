@@ -28,7 +28,7 @@ from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.counter import uniform
 from ragen.env.base import Action, Environment, Tag, split_index
-from ragen.env.registry import catalogue, make, nearest
+from ragen.env.registry import catalogue, make
 from ragen.env.solve import Budget, baselines, best_actions, optimal_success
 
 # Short names for the tags that the recipes train on.

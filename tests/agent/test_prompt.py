@@ -53,7 +53,7 @@ def test_the_terse_conversation_word_for_word(prompt_of, corridor):
     prompt = prompt_of("terse", think=False)
     assert prompt.system_text() == ("Corridor. Actions: Left, Right. Up to 2 a turn: <answer>action || action</answer>")
     assert prompt.turn_text(1, corridor.reset(0), actions_left=10, warn_invalid=False) == "turn 1/5\n__P__\n10 left"
-    assert prompt.turn_text(2, corridor.reset(0), 9, True) == "turn 2/5\n__P__\nno valid action\n9 left"
+    assert prompt.turn_text(2, corridor.reset(0), 8, True) == "turn 2/5\n__P__\nno valid action\n8 left"
     assert prompt.feedback_text(-0.2) == "reward -0.2\n"
 
 
@@ -86,6 +86,25 @@ def test_the_separator_and_the_limits_are_those_of_the_run(prompt_of):
     text = prompt_of(action_sep=";", max_actions_per_turn=3, max_turn=7, tag=Tag(max_actions_per_traj=9)).system_text()
     assert 'up to 3 actions per turn, separated by ";", and at most 9 actions in at most 7 turns' in text
     assert "||" not in text
+
+
+@pytest.mark.parametrize(
+    ("max_actions_per_turn", "turn_number", "actions_left", "possible"),
+    [(1, 1, 100, 5), (1, 4, 97, 2), (1, 5, 96, 1), (2, 1, 100, 10), (2, 3, 3, 3)],
+)
+def test_no_more_actions_are_promised_than_the_turns_allow(
+    prompt_of, corridor, max_actions_per_turn, turn_number, actions_left, possible
+):
+    for style, words in (("full", f"You have {possible} action"), ("terse", f"\n{possible} left")):
+        prompt = prompt_of(style, tag=Tag(max_actions_per_traj=100), max_actions_per_turn=max_actions_per_turn)
+        assert words in prompt.turn_text(turn_number, corridor.reset(0), actions_left, False)
+
+
+def test_the_total_is_what_turns_and_tag_allow_together(prompt_of):
+    long = Tag(max_actions_per_traj=100)
+    assert "at most 5 actions in at most 5 turns." in prompt_of(tag=long, max_actions_per_turn=1).system_text()
+    assert "at most 4 actions in at most 2 turns." in prompt_of(max_turn=2).system_text()
+    assert "a single action" in prompt_of(tag=long, max_turn=1, max_actions_per_turn=1).system_text()
 
 
 @pytest.mark.parametrize(("think", "prefix"), [(True, "<think>"), (False, "<answer>")])

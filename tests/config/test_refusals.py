@@ -49,7 +49,7 @@ REFUSED = [
     (["actor_rollout_ref.rollout.rollout_filter_strategy=top_k", "actor_rollout_ref.rollout.rollout_filter_value=4"], "top_k_abs"),
     (["actor_rollout_ref.rollout.rollout_filter_strategy=top_f", "actor_rollout_ref.rollout.rollout_filter_value=1.5"], "top_k_abs"),
     (["trainer.resume_mode=resume_path"], "resume_from_path"),
-    (["custom_envs.FrozenLake.env_config.sucess_rate=1"], "did you mean 'success_rate'?"),
+    (["custom_envs.FrozenLake.env_config.sucess_rate=1"], "did you mean success_rate?"),
     (["custom_envs.FrozenLake.env_type=lake"], "unknown environment 'lake'"),
     (["es_manager.train.group_size=0"], "must be at least 1"),
     (["actor_rollout_ref.rollout.response_length=4000"], "leaves no room for a prompt"),

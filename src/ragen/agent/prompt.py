@@ -32,6 +32,7 @@ class Prompt(ABC):
         self.rules = rules
         self.reply_budget = reply_limit if tag.max_tokens is None else min(tag.max_tokens, reply_limit)
         self.max_actions = min(rules.max_actions_per_turn, tag.max_actions_per_traj)
+        self.total_actions = min(tag.max_actions_per_traj, rules.max_turn * rules.max_actions_per_turn)
         self.fixed_actions = _actions_of_every_level(env)
 
     def reply_prefix(self) -> str:
@@ -44,7 +45,7 @@ class Prompt(ABC):
 
     @abstractmethod
     def turn_text(self, turn_number: int, state: State, actions_left: int, warn_invalid: bool) -> str:
-        """What the agent is told before a reply. Turns count from 1."""
+        """What the agent is told before a reply. Turns count from 1; `actions_left` is what the tag's limit leaves."""
 
     @abstractmethod
     def feedback_text(self, reward: float) -> str:
@@ -53,6 +54,11 @@ class Prompt(ABC):
     @abstractmethod
     def summary_text(self, shown: Sequence[Turn], num_past: int) -> str:
         """The last `len(shown)` of `num_past` turns as text, in front of the current turn's; for `single_turn`."""
+
+    def _possible_actions(self, turn_number: int, actions_left: int) -> int:
+        """The actions that can still be taken: the turns left may allow fewer than the tag does."""
+        turns_left = self.rules.max_turn - turn_number + 1
+        return min(actions_left, turns_left * self.rules.max_actions_per_turn)
 
     def _actions_shown_with(self, state: State) -> str:
         """The actions of this state, where they depend on the level; empty where the system message has them."""
@@ -82,7 +88,7 @@ class FullPrompt(Prompt):
             f"State:\n{self.env.render(state)}",
             "Your last reply named no valid action, so nothing was done." if warn_invalid else "",
             _labelled("Available actions: ", self._actions_shown_with(state)),
-            f"You have {_count(actions_left, 'action')} left.",
+            f"You have {_count(self._possible_actions(turn_number, actions_left), 'action')} left.",
             f"Always use this form, with nothing after it: {self._reply_form('your thoughts')}",
             f"Keep the reply within {self.reply_budget} tokens.",
         )
@@ -103,8 +109,8 @@ class FullPrompt(Prompt):
         return "\n-----\n".join([heading, *blocks, "Now:"]) + "\n\n"
 
     def _limits(self) -> str:
-        in_all = f"{_count(self.tag.max_actions_per_traj, 'action')} in at most {_count(self.rules.max_turn, 'turn')}"
-        if self.tag.max_actions_per_traj == 1:
+        in_all = f"{_count(self.total_actions, 'action')} in at most {_count(self.rules.max_turn, 'turn')}"
+        if self.total_actions == 1:
             return "You take a single action, which ends the episode."
         if self.max_actions == 1:
             return f"You take one action per turn, and at most {in_all}."
@@ -130,7 +136,7 @@ class TersePrompt(Prompt):
             self.env.render(state),
             self._actions_shown_with(state),
             "no valid action" if warn_invalid else "",
-            f"{actions_left} left",
+            f"{self._possible_actions(turn_number, actions_left)} left",
         )
 
     def feedback_text(self, reward: float) -> str:

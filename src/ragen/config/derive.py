@@ -6,6 +6,7 @@ from math import ceil
 from ragen.agent.rules import AgentRules
 from ragen.config.schema import Config
 from ragen.env.solve import Budget
+from ragen.typed import ConfigError
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,27 @@ def samples_per_step(config: Config) -> int:
     """Rows of the training batch before the filter, at most: the windowed contexts make one of each turn."""
     per_episode = 1 if config.agent_proxy.context_window_mode == "full" else config.agent_proxy.max_turn
     return episodes_per_step(config) * per_episode
+
+
+def turns_text(config: Config) -> str:
+    """The factor by which the windowed contexts multiply the samples, in words."""
+    full = config.agent_proxy.context_window_mode == "full"
+    return "" if full else f" x up to {config.agent_proxy.max_turn} turns"
+
+
+SFT_ENV_TYPES = {"sokoban": "sokoban", "frozen_lake": "frozenlake", "two_armed_bandit": "two_armed_bandit"}
+
+
+def sft_env_type(config: Config) -> str:
+    """The game of the fine-tuning data: the one that the fine-tuned model is validated in."""
+    tags = [tag for tag in config.es_manager.val.env_configs.tags if tag in config.custom_envs]
+    types = sorted({config.custom_envs[tag].env_type for tag in tags})
+    if len(types) > 1 or not set(types) <= set(SFT_ENV_TYPES):
+        raise ConfigError(
+            f"rl_or_sft=sft: there is no fine-tuning data for {', '.join(types)}; validate in one of "
+            f"{', '.join(SFT_ENV_TYPES)}"
+        )
+    return SFT_ENV_TYPES[types[0]] if types else config.sft.env_type
 
 
 def updates_per_step(config: Config) -> int:

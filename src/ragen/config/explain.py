@@ -10,10 +10,13 @@ import yaml
 
 from ragen.config import derive
 from ragen.config.compose import Resolved
+from ragen.config.reach import MAX_LEVELS, reach
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict
 from ragen.env.registry import make
-from ragen.env.solve import baselines, overlap
+from ragen.env.solve import overlap
+
+MAX_TRAIN_LEVELS = 10_000  # made to see whether validation levels are among them
 
 
 def explain(resolved: Resolved) -> str:
@@ -36,8 +39,12 @@ def derived_lines(config: Config) -> Iterator[str]:
         yield f"validation by rollouts: {_episodes(config.es_manager.val)}"
     else:
         reference, critic = derive.reference_model(config), derive.critic_model(config)
+        windowed = derive.turns_text(config)
         yield f"episodes per step: {_episodes(config.es_manager.train)}"
-        yield f"updates per step: {derive.updates_per_step(config)} (when the filter keeps every group)"
+        if windowed:
+            yield f"samples per step: at most {derive.samples_per_step(config)} ({_shape(config.es_manager.train)}{windowed})"
+        at_most = "at most " if windowed else ""
+        yield f"updates per step: {at_most}{derive.updates_per_step(config)} (when the filter keeps every group)"
         yield f"training steps: {config.trainer.total_training_steps}"
         yield f"episodes per validation: {_episodes(config.es_manager.val)}"
         yield f"reference model: {'yes' if reference.needed else 'no'}, {reference.why}"
@@ -54,39 +61,71 @@ def success_lines(config: Config) -> Iterator[str]:
         env, seeds = make(config.custom_envs[tag]), range(first, first + size)
         first += size
         limit = derive.budget(config, tag)
-        reached = baselines(env, seeds, "val", limit)
-        yield (
-            f"{tag}: random play succeeds in {reached.random:.1%}, optimal play in {reached.optimal:.1%} of "
-            f"{reached.num_levels} validation levels ({limit.turns} turns of up to {limit.actions_per_turn}, "
-            f"at most {limit.total} actions)"
-        )
+        reached = reach(env, seeds, "val", limit)
+        players = {"random": reached.random, "optimal": reached.optimal}
+        known = [f"{player} play {success:.1%}" for player, success in players.items() if isinstance(success, float)]
+        if known:
+            yield (
+                f"{tag}: success of {', of '.join(known)}, over {_levels(reached.num_levels, size)} ({limit.turns} "
+                f"turns of up to {limit.actions_per_turn}, at most {limit.total} actions)"
+            )
+        for player, reason in players.items():
+            if isinstance(reason, str):
+                yield f"{tag}: {player}: not computed, because {reason}"
         if tag in config.es_manager.train.env_configs.tags and config.rl_or_sft == "rl":
-            yield f"{tag}: {_overlap(config, env, seeds)}"
+            yield f"{tag}: {_overlap(config, env, seeds[:MAX_LEVELS])}"
+
+
+def _levels(num_levels: int, size: int) -> str:
+    return f"{size} validation levels" if num_levels == size else f"the first {num_levels} of {size} validation levels"
 
 
 def _overlap(config: Config, env: Any, seeds: range) -> str:
     num_levels = config.trainer.total_training_steps * config.es_manager.train.env_groups
-    num_levels = min(num_levels, config.data.train_data_num or num_levels, 10_000)
+    num_levels = min(num_levels, config.data.train_data_num or num_levels, MAX_TRAIN_LEVELS)
     shared = overlap(env, range(config.seed.train, config.seed.train + num_levels), "train", seeds, "val")
     return f"{shared:.1%} of the validation levels also occur in the first {num_levels} training levels"
 
 
 def _episodes(envs: Any) -> str:
-    return f"{envs.env_groups * envs.group_size} ({envs.env_groups} groups x {envs.group_size})"
+    return f"{envs.env_groups * envs.group_size} ({_shape(envs)})"
+
+
+def _shape(envs: Any) -> str:
+    return f"{envs.env_groups} groups x {envs.group_size}"
+
+
+# --- the tree as YAML -----------------------------------------------------------------------------------------------
 
 
 def _tree_lines(tree: dict[str, Any], origins: dict[str, str], prefix: str = "", depth: int = 0) -> Iterator[str]:
     for name, value in tree.items():
         key, indent = f"{prefix}{name}", "  " * depth
         if isinstance(value, dict) and value:
-            yield f"{indent}{name}:"
+            yield f"{indent}{_scalar(name)}:"
             yield from _tree_lines(value, origins, f"{key}.", depth + 1)
             continue
-        origin = f"  # {origins[key]}" if key in origins else ""
-        yield f"{indent}{name}: {_scalar(value)}{origin}"
+        origin = f"  # {_one_line(origins[key])}" if key in origins else ""
+        yield f"{indent}{_scalar(name)}: {_scalar(value)}{origin}"
+
+
+def _one_line(text: str) -> str:
+    """A comment must not end early, nor hold what YAML cannot read."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+class _OneLineDumper(yaml.SafeDumper):
+    """Text that YAML would spread over lines is written in double quotes, with escapes."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_OneLineDumper.add_representer(str, _represent_text)
 
 
 def _scalar(value: Any) -> str:
     """A value on one line, so that its origin can stand beside it."""
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**9)
+    text = yaml.dump(value, Dumper=_OneLineDumper, default_flow_style=True, allow_unicode=True, width=10**9)
     return text.removesuffix("\n").removesuffix("\n...")

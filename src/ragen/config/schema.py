@@ -4,7 +4,7 @@ A field is *used*, or it is *accepted without effect* and says why (`no_effect`)
 `"${key}"` as a default follows another key. Reading a config is attribute access on these classes, so there is no other
 place where a default could hide:
 
-    config = ragen.config.compose.resolve(["--config-name", "_2_sokoban", "trainer.test_freq=5"]).config
+    config = ragen.config.compose.resolve(["trainer.test_freq=5"], config_name="_2_sokoban").config
     config.trainer.test_freq
 
 Plain dataclasses: this file needs neither Hydra nor OmegaConf, and `tree.build` rebuilds a stored config without them.

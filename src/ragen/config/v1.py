@@ -1,19 +1,22 @@
 """The older dialect: `bash train.sh ENV model.* training.* optimization.* …`, mapped onto the one tree.
 
 An environment name starts from the defaults of `KEYS` and from that environment's v1 board and rules. Without one, only
-the keys that were typed are translated, so both dialects can be mixed in one command. Some values follow from several
-keys (`derived`): they are worked out once the rest of the tree is known.
+the keys that were typed are translated, so both dialects can be mixed in one command. A typed value is checked once,
+under its own name (`Key.checked`). Some values follow from several keys (`derived`): they are worked out once the rest
+of the tree is known and its numbers are within their ranges.
 
 Where this departs from the first version: KL is added to the loss, never subtracted; only sampled tokens are trained,
 so `state_masking` is always on; the device list follows `system.n_gpus` when none is given.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from ragen.config.schema import Sft
-from ragen.config.tree import ConfigError, leaves
+from ragen.config.schema import Config, Sft
+from ragen.config.tree import check_choice, leaves, schema_fields, value_at
+from ragen.env.registry import catalogue
+from ragen.typed import ConfigError, convert, shown
 
 TRAIN_LEVELS = 10_000  # `train_data_num` null
 VAL_LEVELS = 512  # `val_data_num` null
@@ -21,18 +24,37 @@ VAL_LEVELS = 512  # `val_data_num` null
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the dialect: its default, the tree keys that take its value, or why it has no effect."""
+    """One key of the dialect: its type and default, the tree keys that take its value, or why it has no effect.
 
+    A key without targets that has an effect is one that `derived` reads.
+    """
+
+    type: Any
     default: Any
     targets: tuple[str, ...] = ()
     value: Callable[[Any], Any] = lambda value: value
     null_is_unset: bool = False
+    minimum: int | None = None  # only where no target has a range of its own
     no_effect: str = ""
 
-    def tree_values(self, typed: Any) -> dict[str, Any]:
-        if typed is None and self.null_is_unset:
+    def tree_values(self, value: Any) -> dict[str, Any]:
+        if value is None and self.null_is_unset:
             return {}
-        return {target: self.value(typed) for target in self.targets}
+        return {target: self.value(value) for target in self.targets}
+
+    def checked(self, value: Any, name: str) -> Any:
+        """A typed value as the type of the key; errors call the key by `name`. The word None means null."""
+        if value == "None" and type(None) in get_args(self.type):
+            value = None
+        converted = convert(value, self.type, name)
+        if self.minimum is not None and converted is not None and converted < self.minimum:
+            raise ConfigError(f"{name}={shown(value)}: must be at least {self.minimum}")
+        for target in self.targets:
+            check_choice(converted, _CHOICES.get(target, ()), name)
+        return converted
+
+
+_CHOICES = {key: spec.metadata["choices"] for key, spec, _ in schema_fields(Config) if "choices" in spec.metadata}
 
 
 @dataclass(frozen=True)
@@ -52,65 +74,72 @@ ENVIRONMENTS = {
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 NEVER_WIRED = "the first version declared this key and never used it"
-IN_MAX_MODEL_LEN = "nothing is cut to this length; it enters the limit of the whole conversation"
 IN_RUN_FOLDER = "episodes are kept in the run folder"
 
+
+def _or(number: int) -> Callable[[int | None], int]:
+    """What null stands for."""
+    return lambda value: number if value is None else value
+
+
 KEYS = {
-    "system.cuda_visible_devices": Key(None, ("system.CUDA_VISIBLE_DEVICES",), null_is_unset=True),
-    "system.n_gpus": Key(1, ("trainer.n_gpus_per_node",)),
-    "system.multi_processing": Key("ray", no_effect="workers are ordinary processes"),
-    "system.vllm_attention_backend": Key("XFORMERS", no_effect="belongs to the vLLM engine"),
-    "model.base_model": Key("Qwen/Qwen2.5-0.5B-Instruct", ("model_path",)),
-    "model.experiment_name": Key("ragen-main-exp", ("trainer.experiment_name",)),
+    "system.cuda_visible_devices": Key(str | None, None, ("system.CUDA_VISIBLE_DEVICES",), null_is_unset=True),
+    "system.n_gpus": Key(int, 1, ("trainer.n_gpus_per_node",)),
+    "system.multi_processing": Key(str, "ray", no_effect="workers are ordinary processes"),
+    "system.vllm_attention_backend": Key(str, "XFORMERS", no_effect="belongs to the vLLM engine"),
+    "model.base_model": Key(str, "Qwen/Qwen2.5-0.5B-Instruct", ("model_path",)),
+    "model.experiment_name": Key(str, "ragen-main-exp", ("trainer.experiment_name",)),
     "model.gradient_checkpointing": Key(
+        bool,
         True,
         ("actor_rollout_ref.model.enable_gradient_checkpointing", "critic.model.enable_gradient_checkpointing"),
     ),
-    "training.micro_batch_size": Key(1),  # derived: a total, divided by the number of GPUs
-    "training.train_batch_size": Key(8, ("es_manager.train.env_groups",)),
-    "training.n_rollout": Key(16, ("es_manager.train.group_size",)),
-    "training.ppo_batch_size": Key(128, ("ppo_mini_batch_size",)),
-    "training.val_batch_size": Key(10, ("data.val_batch_size",)),
-    "training.train_data_num": Key(None, ("data.train_data_num",), lambda num: num or TRAIN_LEVELS),
-    "training.val_data_num": Key(50, ("es_manager.val.env_groups",), lambda num: num or VAL_LEVELS),
-    "training.max_turns": Key(5, ("agent_proxy.max_turn",)),
-    "training.max_start_length": Key(400, no_effect=IN_MAX_MODEL_LEN),
-    "training.max_obs_length": Key(200, no_effect=IN_MAX_MODEL_LEN),
-    "training.max_response_length": Key(400, (f"{ROLLOUT}.response_length",)),
-    "training.rollout_tp_size": Key(1, (f"{ROLLOUT}.tensor_model_parallel_size",)),
-    "training.temperature": Key(0.7, (f"{ROLLOUT}.temperature",)),
-    "training.total_epochs": Key(5, ("trainer.total_epochs",)),
-    "training.total_training_steps": Key(None, ("trainer.total_training_steps",), null_is_unset=True),
-    "training.use_kl_loss": Key(True, (f"{ACTOR}.use_kl_loss",)),
-    "training.no_think_rl": Key(False, ("agent_proxy.enable_think",), lambda no_think: not no_think),
-    "training.state_masking": Key(False, no_effect="always on: only sampled tokens are trained"),
-    "training.use_sft": Key(False, no_effect=NEVER_WIRED),
-    "training.binary_reward": Key(False, no_effect=NEVER_WIRED),
-    "training.mask_state": Key(False, no_effect=NEVER_WIRED),
-    "training.length_penalty": Key(False, no_effect=NEVER_WIRED),
-    "training.ref_update_steps": Key(None, no_effect="the reference stays the initial model"),
-    "optimization.actor_lr": Key(1e-6, (f"{ACTOR}.optim.lr",)),
-    "optimization.critic_lr": Key(1e-5, ("critic.optim.lr",)),
-    "optimization.kl_coef": Key(0.001, (f"{ACTOR}.kl_loss_coef",)),
-    "optimization.kl_loss_type": Key("low_var_kl", (f"{ACTOR}.kl_loss_type",)),
-    "optimization.adv_estimator": Key("grpo", ("algorithm.adv_estimator",)),
-    "optimization.gpu_memory_utilization": Key(0.4, (f"{ROLLOUT}.gpu_memory_utilization",)),
-    "logging.mode": Key(["wandb"], ("trainer.logger",)),
-    "logging.log_images": Key(True, no_effect=IN_RUN_FOLDER),
-    "logging.log_image_dir": Key("log/trajectory", no_effect=IN_RUN_FOLDER),
-    "logging.log_image_step_size": Key(4, no_effect=IN_RUN_FOLDER),
-    "logging.log_n_image_per_batch": Key(32, no_effect=IN_RUN_FOLDER),
-    "trainer.val_before_train": Key(False, ("trainer.val_before_train",)),
-    "trainer.val_only": Key(False, ("trainer.val_only",)),
-    "trainer.default_hdfs_dir": Key(None, ("trainer.default_hdfs_dir",)),
-    "trainer.nnodes": Key(1, ("trainer.nnodes",)),
-    "trainer.save_freq": Key(100, ("trainer.save_freq",)),
-    "trainer.test_freq": Key(100, ("trainer.test_freq",)),
-    "trainer.project_name": Key("RAGEN", ("trainer.project_name",)),
-    "rl_or_sft": Key("rl", ("rl_or_sft",)),
-    "env.data_dir": Key(None, no_effect="levels are generated from their seeds"),
+    "training.micro_batch_size": Key(int, 1, minimum=1),  # derived: a total, divided by the number of GPUs
+    "training.train_batch_size": Key(int, 8, ("es_manager.train.env_groups",)),
+    "training.n_rollout": Key(int, 16, ("es_manager.train.group_size",)),
+    "training.ppo_batch_size": Key(int, 128, ("ppo_mini_batch_size",)),
+    "training.val_batch_size": Key(int, 10, ("data.val_batch_size",)),
+    "training.train_data_num": Key(int | None, None, ("data.train_data_num",), _or(TRAIN_LEVELS)),
+    "training.val_data_num": Key(int | None, 50, ("es_manager.val.env_groups",), _or(VAL_LEVELS)),
+    "training.max_turns": Key(int, 5, ("agent_proxy.max_turn",)),
+    "training.max_start_length": Key(int, 400, minimum=1),
+    "training.max_obs_length": Key(int, 200, minimum=0),
+    "training.max_response_length": Key(int, 400, (f"{ROLLOUT}.response_length",)),
+    "training.rollout_tp_size": Key(int, 1, (f"{ROLLOUT}.tensor_model_parallel_size",)),
+    "training.temperature": Key(float, 0.7, (f"{ROLLOUT}.temperature",)),
+    "training.total_epochs": Key(int, 5, minimum=1),
+    "training.total_training_steps": Key(int | None, None, ("trainer.total_training_steps",), null_is_unset=True),
+    "training.use_kl_loss": Key(bool, True, (f"{ACTOR}.use_kl_loss",)),
+    "training.no_think_rl": Key(bool, False, ("agent_proxy.enable_think",), lambda no_think: not no_think),
+    "training.state_masking": Key(bool, False, no_effect="always on: only sampled tokens are trained"),
+    "training.use_sft": Key(bool, False, no_effect=NEVER_WIRED),
+    "training.binary_reward": Key(bool, False, no_effect=NEVER_WIRED),
+    "training.mask_state": Key(bool, False, no_effect=NEVER_WIRED),
+    "training.length_penalty": Key(bool, False, no_effect=NEVER_WIRED),
+    "training.ref_update_steps": Key(int | None, None, no_effect="the reference stays the initial model"),
+    "optimization.actor_lr": Key(float, 1e-6, (f"{ACTOR}.optim.lr",)),
+    "optimization.critic_lr": Key(float, 1e-5, ("critic.optim.lr",)),
+    "optimization.kl_coef": Key(float, 0.001, (f"{ACTOR}.kl_loss_coef",)),
+    "optimization.kl_loss_type": Key(str, "low_var_kl", (f"{ACTOR}.kl_loss_type",)),
+    "optimization.adv_estimator": Key(str, "grpo", ("algorithm.adv_estimator",)),
+    "optimization.gpu_memory_utilization": Key(float, 0.4, (f"{ROLLOUT}.gpu_memory_utilization",)),
+    "logging.mode": Key(list[str], ["wandb"], ("trainer.logger",)),
+    "logging.log_images": Key(bool, True, no_effect=IN_RUN_FOLDER),
+    "logging.log_image_dir": Key(str, "log/trajectory", no_effect=IN_RUN_FOLDER),
+    "logging.log_image_step_size": Key(int, 4, no_effect=IN_RUN_FOLDER),
+    "logging.log_n_image_per_batch": Key(int, 32, no_effect=IN_RUN_FOLDER),
+    "trainer.val_before_train": Key(bool, False, ("trainer.val_before_train",)),
+    "trainer.val_only": Key(bool, False, ("trainer.val_only",)),
+    "trainer.default_hdfs_dir": Key(str | None, None, ("trainer.default_hdfs_dir",)),
+    "trainer.nnodes": Key(int, 1, ("trainer.nnodes",)),
+    "trainer.save_freq": Key(int, 100, ("trainer.save_freq",)),
+    "trainer.test_freq": Key(int, 100, ("trainer.test_freq",)),
+    "trainer.project_name": Key(str, "RAGEN", ("trainer.project_name",)),
+    "rl_or_sft": Key(str, "rl", ("rl_or_sft",)),
+    "env.data_dir": Key(str | None, None, no_effect="levels are generated from their seeds"),
 }
-KEYS |= {f"sft.{name}": Key(default, (f"sft.{name}",)) for name, default in leaves(Sft()).items()}
+_SFT_DEFAULTS = leaves(Sft())
+KEYS |= {f"sft.{name}": Key(hint, _SFT_DEFAULTS[name], (f"sft.{name}",)) for name, _, hint in schema_fields(Sft)}
 
 # Values that the first version's trainer had besides its own config.
 INHERITED = {
@@ -144,57 +173,124 @@ def translate(key: str, value: Any, environment: str | None) -> dict[str, Any]:
     """The tree values that one typed key stands for; empty for a derived key or one without effect."""
     if key == "env.name":
         if value != environment:
-            raise ConfigError(f"env.name={value}: name the environment as the first word: train.sh {value} …")
+            raise ConfigError(f"env.name={shown(value)}: name the environment as the first word: train.sh {value} …")
         return {}
     if key.startswith(ENV_KWARGS):
-        if environment is None:
-            raise ConfigError(f"{key}={value}: needs an environment as the first word, for example train.sh sokoban")
-        return {f"custom_envs.{ENVIRONMENTS[environment].tag}.env_config.{key.removeprefix(ENV_KWARGS)}": value}
+        return {_setting_key(key, environment): value}
     return KEYS[key].tree_values(value)
 
 
-def derived(
-    environment: str | None, typed: Mapping[str, Any], tree: Callable[[str], Any]
-) -> dict[str, tuple[Any, str]]:
-    """Values that follow from several keys, as tree key -> (value, why). `tree` reads the rest of the tree.
+def default_values(key: str, environment: str | None) -> dict[str, Any]:
+    """The tree values that `~key` goes back to: those of the dialect's default."""
+    if key == "env.name":
+        return {}
+    if key.startswith(ENV_KWARGS):
+        target = _setting_key(key, environment)
+        settings = catalogue()[ENVIRONMENTS[environment].tag].env_config
+        name = key.removeprefix(ENV_KWARGS)
+        if name not in settings:
+            raise ConfigError(f"~{key}: {environment} has no default for it; known: {', '.join(settings)}")
+        return {target: settings[name]}
+    return KEYS[key].tree_values(KEYS[key].default)
 
-    With an environment name the dialect's defaults take part; without one only what was typed does.
-    """
 
-    def asked(*keys: str) -> bool:
-        return environment is not None or any(key in typed for key in keys)
+def _setting_key(key: str, environment: str | None) -> str:
+    if environment is None:
+        raise ConfigError(f"{key}: needs an environment as the first word, for example train.sh sokoban")
+    return f"custom_envs.{ENVIRONMENTS[environment].tag}.env_config.{key.removeprefix(ENV_KWARGS)}"
 
-    def v1(key: str) -> Any:
-        return typed.get(key, KEYS[key].default)
 
-    values: dict[str, tuple[Any, str]] = {}
-    if asked("training.micro_batch_size"):
-        micro, num_gpus = v1("training.micro_batch_size"), tree("trainer.n_gpus_per_node")
-        if not isinstance(micro, int) or isinstance(micro, bool):
-            raise ConfigError(f"training.micro_batch_size={micro}: takes a whole number")
-        if micro < num_gpus:
-            raise ConfigError(f"training.micro_batch_size={micro}: must be at least the number of GPUs, {num_gpus}")
-        values["micro_batch_size_per_gpu"] = (micro // num_gpus, f"training.micro_batch_size / {num_gpus} GPUs")
-    if asked("training.max_start_length", "training.max_obs_length"):
-        turns, reply = tree("agent_proxy.max_turn"), tree(f"{ROLLOUT}.response_length")
-        start, observation = v1("training.max_start_length"), v1("training.max_obs_length")
-        prompt = start + reply * (turns - 1) + observation * turns
-        values["data.max_prompt_length"] = (prompt, "start + response x (turns - 1) + obs x turns")
-        values[f"{ROLLOUT}.max_model_len"] = (prompt + reply, "prompt + response")
-    if asked("training.total_epochs"):
-        levels, groups = tree("data.train_data_num") or TRAIN_LEVELS, tree("es_manager.train.env_groups")
-        epochs = v1("training.total_epochs")
-        if levels < groups:
-            raise ConfigError(f"{levels} training levels are fewer than the {groups} groups of one step")
-        values["trainer.total_training_steps"] = (
-            levels // groups * epochs,
-            f"{levels} levels / {groups} groups x {epochs} epochs",
-        )
-    if typed.get("training.use_kl_loss") is False:
-        # The first version moves KL from the loss into the reward; a coefficient of 0 still means none at all.
-        coefficient = tree(f"{ACTOR}.kl_loss_coef")
-        values["algorithm.use_kl_in_reward"] = (coefficient > 0, "training.use_kl_loss is false")
-        values["algorithm.kl_ctrl.kl_coef"] = (coefficient, "optimization.kl_coef")
-    if tree("rl_or_sft") == "sft" and asked("training.n_rollout"):
-        values["es_manager.val.group_size"] = (v1("training.n_rollout"), "training.n_rollout, in validation after SFT")
-    return values
+# --- values that follow from several keys -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A value that follows from others, why, and the dialect's keys that it stems from."""
+
+    value: Any
+    why: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What `derived` works on: the dialect's keys that were typed, the tree as it stands, and who set what in it."""
+
+    environment: str | None
+    typed: Mapping[str, Any]
+    config: Config  # its numbers are within their ranges
+    assigned: Collection[str]  # tree keys that were typed
+
+    def wants(self, target: str, *sources: str) -> bool:
+        """With an environment name the dialect's defaults take part, where nothing else was typed."""
+        return self.types(*sources) or (self.environment is not None and target not in self.assigned)
+
+    def types(self, *keys: str) -> bool:
+        return any(key in self.typed for key in keys)
+
+    def v1(self, key: str) -> Any:
+        return self.typed.get(key, KEYS[key].default)
+
+
+def derived(known: Known) -> dict[str, Derived]:
+    """Tree key -> the value that follows from several keys."""
+    parts = (_micro_batch, _lengths, _steps, _kl_in_reward, _sft_validation)
+    return {key: value for part in parts for key, value in part(known).items()}
+
+
+def _micro_batch(known: Known) -> dict[str, Derived]:
+    source, target = "training.micro_batch_size", "micro_batch_size_per_gpu"
+    if not known.wants(target, source):
+        return {}
+    micro, num_gpus = known.v1(source), known.config.trainer.n_gpus_per_node
+    if micro < num_gpus:
+        raise ConfigError(f"{source}={micro}: must be at least the number of GPUs, {num_gpus}")
+    if micro % num_gpus:
+        raise ConfigError(f"{source}={micro}: is a total and must divide evenly among the {num_gpus} GPUs")
+    return {target: Derived(micro // num_gpus, f"{source} / {num_gpus} GPUs", (source,))}
+
+
+def _lengths(known: Known) -> dict[str, Derived]:
+    sources, target = ("training.max_start_length", "training.max_obs_length"), f"{ROLLOUT}.max_model_len"
+    if not known.wants(target, *sources):
+        return {}
+    turns, reply = known.config.agent_proxy.max_turn, known.config.actor_rollout_ref.rollout.response_length
+    start, observation = map(known.v1, sources)
+    prompt = start + reply * (turns - 1) + observation * turns
+    return {
+        "data.max_prompt_length": Derived(prompt, "start + response x (turns - 1) + obs x turns", sources),
+        target: Derived(prompt + reply, "prompt + response", sources),
+    }
+
+
+def _steps(known: Known) -> dict[str, Derived]:
+    source, target = "training.total_epochs", "trainer.total_training_steps"
+    if target in known.assigned or not known.wants(target, source):
+        return {}  # a number of steps that was given stands, also beside a number of epochs
+    levels = known.config.data.train_data_num or TRAIN_LEVELS
+    groups, epochs = known.config.es_manager.train.env_groups, known.v1(source)
+    if levels < groups:
+        raise ConfigError(f"{levels} training levels are fewer than the {groups} groups of one step")
+    why = f"{levels} levels / {groups} groups x {epochs} epochs"
+    return {target: Derived(levels // groups * epochs, why, (source,))}
+
+
+def _kl_in_reward(known: Known) -> dict[str, Derived]:
+    """The first version moves KL from the loss into the reward; a coefficient of 0 still means none at all."""
+    source, in_force = "training.use_kl_loss", "algorithm.kl_ctrl.kl_coef"
+    if known.typed.get(source) is not False:
+        return {}
+    values = {}
+    if in_force in known.assigned and not known.types("optimization.kl_coef"):
+        coefficient = value_at(known.config, in_force)
+    else:
+        coefficient = known.config.actor_rollout_ref.actor.kl_loss_coef
+        values[in_force] = Derived(coefficient, "optimization.kl_coef", ("optimization.kl_coef",))
+    return values | {"algorithm.use_kl_in_reward": Derived(coefficient > 0, f"{source} is false", (source,))}
+
+
+def _sft_validation(known: Known) -> dict[str, Derived]:
+    source, target = "training.n_rollout", "es_manager.val.group_size"
+    if known.config.rl_or_sft != "sft" or not known.wants(target, source):
+        return {}
+    return {target: Derived(known.v1(source), f"{source}, in validation after SFT", (source,))}

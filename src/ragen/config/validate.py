@@ -1,29 +1,42 @@
 """What cannot work, said before anything is loaded. Types, names and choices are already right here.
 
 Each check is a generator of problems; a problem names the keys, their values and a way out. `validate` raises all of
-them as one `ConfigError`, and returns notes on what is allowed and probably not meant.
+them as one `ConfigError`, and returns notes on what is allowed and probably not meant. Combinations are looked at only
+once every number is within its range. `name` turns a key of the tree into the one that the user typed.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 
-from ragen.config import derive
+from ragen.config import derive, devices
 from ragen.config.schema import Config
-from ragen.config.tree import ConfigError, did_you_mean
+from ragen.config.tree import value_at
+from ragen.env.base import Tag
 from ragen.env.registry import make
+from ragen.typed import ConfigError, nearest_of
 
 Problems = Iterator[str]
+Name = Callable[[str], str]
 
 
-def validate(config: Config) -> list[str]:
-    checks = [numbers, environments, groups, devices, engine, rollout_filter, estimator, resume]
+def validate(config: Config, name: Name = str) -> list[str]:
+    check_numbers(config, name)
+    checks = [environments, groups, lengths, agent, device_list, engine, adapters, resume]
     if config.rl_or_sft == "rl":
-        checks.append(batches)
-    problems = [problem for check in checks for problem in check(config)]
-    if problems:
-        raise ConfigError(
-            problems[0] if len(problems) == 1 else "\n  - ".join([f"{len(problems)} problems", *problems])
-        )
-    return list(notes(config))
+        checks += [rollout_filter, estimator, batches, analysis]
+    _raise(problem for check in checks for problem in check(config, name))
+    return list(notes(config)) if config.rl_or_sft == "rl" else []
+
+
+def check_numbers(config: Config, name: Name = str) -> None:
+    """Only the ranges: what is computed from a config that passes neither divides by zero nor runs away."""
+    _raise(numbers(config, name))
+
+
+def _raise(problems: Problems) -> None:
+    found = list(dict.fromkeys(problems))  # keys that follow one another have one problem between them
+    if found:
+        raise ConfigError(found[0] if len(found) == 1 else "\n  - ".join([f"{len(found)} problems", *found]))
 
 
 # --- one value at a time ------------------------------------------------------------------------------------------
@@ -64,6 +77,14 @@ AT_LEAST_ONE = (
     "sft.training.epochs",
     "sft.training.micro_batch_size",
     "sft.training.train_batch_size",
+    "sft.training.max_length",
+    "sft.training.num_gpus",
+    "sft.data_generation.bfs_max_depths",
+    "sft.sokoban.max_steps",
+    "algorithm.kl_ctrl.horizon",
+    "collapse_detection.micro_batch_size",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.max_critic_ckpt_to_keep",
 )
 NOT_NEGATIVE = (
     "lora.rank",
@@ -83,12 +104,19 @@ NOT_NEGATIVE = (
     "trainer.critic_warmup",
     "sft.training.learning_rate",
     "sft.training.lora_rank",
+    "sft.data_generation.seed",
+    "actor_rollout_ref.model.lora_rank",
+    "critic.model.lora_rank",
+    "collapse_detection.std_eps",
+    "trainer.generations_to_log_to_wandb.val",
 )
+NOT_POSITIVE = ("es_manager.format_penalty",)
 POSITIVE = (
     "actor_rollout_ref.actor.grad_clip",
     "actor_rollout_ref.actor.clip_ratio_c",
     "actor_rollout_ref.rollout.temperature",
     "critic.grad_clip",
+    "algorithm.kl_ctrl.target_kl",
 )
 FRACTIONS = (
     "algorithm.gamma",
@@ -102,74 +130,138 @@ FRACTIONS = (
 )
 SHARES = ("actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.val_kwargs.top_p")
 
+NOT_EMPTY = (
+    "model_path",
+    "actor_rollout_ref.model.path",
+    "critic.model.path",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "trainer.default_local_dir",
+    "sft.output_dir",
+    "sft.data_generation.data_dir",
+    "sft.training.base_model",
+)
+MAX_GPUS = 1024
+
 RANGES = (
     (AT_LEAST_ONE, lambda value: value >= 1, "must be at least 1"),
     (NOT_NEGATIVE, lambda value: value >= 0, "must not be negative"),
+    (NOT_POSITIVE, lambda value: value <= 0, "is a penalty and must not be above 0"),
+    (NOT_EMPTY, lambda value: value.strip() != "", "must not be empty"),
+    (("trainer.n_gpus_per_node", "trainer.nnodes"), lambda value: value <= MAX_GPUS, f"is more than {MAX_GPUS}"),
     (POSITIVE, lambda value: value > 0, "must be above 0"),
     (FRACTIONS, lambda value: 0 <= value <= 1, "must lie between 0 and 1"),
     (SHARES, lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
 )
 
 
-def numbers(config: Config) -> Problems:
+def numbers(config: Config, name: Name) -> Problems:
     for keys, holds, rule in RANGES:
         for key in keys:
-            value = config
-            for part in key.split("."):
-                value = getattr(value, part)
+            value = value_at(config, key)
             if value is not None and not holds(value):
-                yield f"{key}={value}: {rule}"
+                yield f"{name(key)}={value}: {rule}"
     samples = config.collapse_detection.num_samples
     if samples != "all" and (isinstance(samples, str) or samples < 1):
         yield f"collapse_detection.num_samples={samples}: a number of at least 1, or all"
-    for name, optimizer in (
-        ("actor_rollout_ref.actor", config.actor_rollout_ref.actor.optim),
-        ("critic", config.critic.optim),
-    ):
-        if len(optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in optimizer.betas):
-            yield f"{name}.optim.betas={optimizer.betas}: takes two numbers from 0 up to (not including) 1"
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.response_length >= rollout.max_model_len:
-        yield (
-            f"actor_rollout_ref.rollout.response_length={rollout.response_length} leaves no room for a prompt in "
-            f"actor_rollout_ref.rollout.max_model_len={rollout.max_model_len}"
-        )
+    for key in ("actor_rollout_ref.actor.optim.betas", "critic.optim.betas"):
+        betas = value_at(config, key)
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            yield f"{name(key)}={betas}: takes two numbers from 0 up to (not including) 1"
+    for tag_name, tag in config.custom_envs.items():
+        for field in ("max_actions_per_traj", "max_tokens"):
+            value = getattr(tag, field)
+            if value is not None and value < 1:
+                yield f"custom_envs.{tag_name}.{field}={value}: must be at least 1"
 
 
 # --- combinations -------------------------------------------------------------------------------------------------
 
 
-def environments(config: Config) -> Problems:
-    """Every tag in the catalogue must describe an environment that can be made."""
-    for name, tag in config.custom_envs.items():
+def environments(config: Config, name: Name) -> Problems:
+    """Every tag in the catalogue must describe an environment that can be made, and the used ones must have levels."""
+    for tag_name, tag in config.custom_envs.items():
+        splits = [split for split in ("train", "val") if tag_name in _envs(config, split).env_configs.tags]
         try:
-            make(tag)
+            _try_levels(tag, [(getattr(config.seed, split), split) for split in splits])
         except ValueError as error:
-            yield f"custom_envs.{name}: {error}"
-        if tag.max_actions_per_traj < 1:
-            yield f"custom_envs.{name}.max_actions_per_traj={tag.max_actions_per_traj}: must be at least 1"
+            yield _setting_named(str(error), f"custom_envs.{tag_name}", name)
 
 
-def groups(config: Config) -> Problems:
-    for split, envs in (("train", config.es_manager.train), ("val", config.es_manager.val)):
-        where, tags, sizes = f"es_manager.{split}", envs.env_configs.tags, envs.env_configs.n_groups
+def _setting_named(problem: str, where: str, name: Name) -> str:
+    """A problem with one setting, `env_config.size=0: …`, under the key that the user knows it by."""
+    setting = re.match(r"env_config\.\w+", problem)
+    return f"{name(f'{where}.{setting[0]}')}{problem[setting.end():]}" if setting else f"{where}: {problem}"
+
+
+def _try_levels(tag: Tag, levels: list[tuple[int, str]]) -> None:
+    env = make(tag)
+    for seed, split in levels:
+        env.reset(seed, split)
+
+
+def _envs(config: Config, split: str):
+    return getattr(config.es_manager, split)
+
+
+def groups(config: Config, name: Name) -> Problems:
+    for split in ("train", "val"):
+        envs, where = _envs(config, split), f"es_manager.{split}"
+        tags, sizes, total = envs.env_configs.tags, envs.env_configs.n_groups, name(f"{where}.env_groups")
         for tag in tags:
             if tag not in config.custom_envs:
-                known = ", ".join(config.custom_envs)
-                near = did_you_mean(tag, config.custom_envs)
-                yield f"{where}.env_configs.tags: unknown tag {tag}{near} Known: {known}"
-        if len(tags) != len(sizes):
+                yield f"{where}.env_configs.tags: unknown tag {tag}{nearest_of(tag, config.custom_envs)}"
+        if not tags:
+            yield f"{where}.env_configs.tags is empty: name at least one tag"
+        elif len(set(tags)) < len(tags):
+            yield f"{where}.env_configs.tags={tags}: a tag is listed twice; give it one larger entry in n_groups"
+        elif len(tags) != len(sizes):
             yield f"{where}.env_configs: {len(tags)} tags {tags} but {len(sizes)} n_groups {sizes}: one for each tag"
         elif min(sizes) < 1:
             yield f"{where}.env_configs.n_groups={sizes}: each must be at least 1"
         elif sum(sizes) != envs.env_groups:
             yield (
-                f"{where}.env_configs.n_groups={sizes} sums to {sum(sizes)}, but {where}.env_groups is "
-                f"{envs.env_groups}: set {where}.env_groups={sum(sizes)} or change n_groups"
+                f"{where}.env_configs.n_groups={sizes} sums to {sum(sizes)}, but {total} is {envs.env_groups}: "
+                f"set {total}={sum(sizes)} or change n_groups"
             )
 
 
-def batches(config: Config) -> Problems:
+def lengths(config: Config, name: Name) -> Problems:
+    reply, limit = "actor_rollout_ref.rollout.response_length", "actor_rollout_ref.rollout.max_model_len"
+    if value_at(config, reply) >= value_at(config, limit):
+        yield (
+            f"{name(reply)}={value_at(config, reply)} leaves no room for a prompt in "
+            f"{name(limit)}={value_at(config, limit)}"
+        )
+
+
+def agent(config: Config, name: Name) -> Problems:
+    try:
+        derive.rules(config)
+    except ValueError as error:
+        yield f"agent_proxy.{error}"
+
+
+def adapters(config: Config, name: Name) -> Problems:
+    """An adapter scaled by 0 never learns anything."""
+    for rank, alpha in (
+        ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha"),
+        ("critic.model.lora_rank", "critic.model.lora_alpha"),
+        ("sft.training.lora_rank", "sft.training.lora_alpha"),
+    ):
+        if value_at(config, rank) > 0 and value_at(config, alpha) < 1:
+            yield (
+                f"{name(alpha)}={value_at(config, alpha)}: must be at least 1 with {name(rank)}="
+                f"{value_at(config, rank)}"
+            )
+
+
+def analysis(config: Config, name: Name) -> Problems:
+    if config.trainer.gradient_analysis_only and not config.trainer.gradient_analysis_mode:
+        yield "trainer.gradient_analysis_only=True would do nothing: set trainer.gradient_analysis_mode=True as well"
+
+
+def batches(config: Config, name: Name) -> Problems:
     samples, episodes = derive.samples_per_step(config), derive.episodes_per_step(config)
     train = config.es_manager.train
     if config.data.train_batch_size not in (None, episodes):
@@ -180,27 +272,24 @@ def batches(config: Config) -> Problems:
     sizes = {"actor_rollout_ref.actor.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size}
     if derive.critic_model(config).needed:
         sizes["critic.ppo_mini_batch_size"] = config.critic.ppo_mini_batch_size
-    if len(set(sizes.values())) == 1 and config.ppo_mini_batch_size in sizes.values():
-        sizes = {"ppo_mini_batch_size (training.ppo_batch_size)": config.ppo_mini_batch_size}
     for key, size in sizes.items():
         if size > samples:
             yield (
-                f"{key}={size} is larger than the batch: {train.env_groups} groups x {train.group_size} = {samples}; "
-                f"set it to {samples} or less, or collect more episodes"
+                f"{name(key)}={size} is larger than the batch: {train.env_groups} groups x {train.group_size}"
+                f"{derive.turns_text(config)} = {samples}; set it to {samples} or less, or collect more episodes"
             )
 
 
-def devices(config: Config) -> Problems:
-    listed = config.system.CUDA_VISIBLE_DEVICES
-    count = len(listed.split(",")) if listed else 0
-    if count and count != config.trainer.n_gpus_per_node:
+def device_list(config: Config, name: Name) -> Problems:
+    listed, num_gpus = config.system.CUDA_VISIBLE_DEVICES, config.trainer.n_gpus_per_node
+    if listed and devices.count(listed) != num_gpus:
         yield (
-            f"system.CUDA_VISIBLE_DEVICES={listed} lists {count}, but trainer.n_gpus_per_node (system.n_gpus) is "
-            f"{config.trainer.n_gpus_per_node}: make them agree"
+            f"{name(devices.KEY)}={listed} lists {devices.count(listed)}, but {name('trainer.n_gpus_per_node')} is "
+            f"{num_gpus}: make them agree"
         )
 
 
-def engine(config: Config) -> Problems:
+def engine(config: Config, name: Name) -> Problems:
     if config.actor_rollout_ref.rollout.name == "vllm":
         yield "actor_rollout_ref.rollout.name=vllm: this version has the native engine only; use native"
     mode = config.agent_proxy.batch_adjust_mode
@@ -211,7 +300,7 @@ def engine(config: Config) -> Problems:
         )
 
 
-def rollout_filter(config: Config) -> Problems:
+def rollout_filter(config: Config, name: Name) -> Problems:
     rollout, where = config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout.rollout_filter_value"
     value, strategy = rollout.rollout_filter_value, rollout.rollout_filter_strategy
     if strategy in ("top_k", "top_f") and not 0 < value <= 1:
@@ -231,7 +320,7 @@ def rollout_filter(config: Config) -> Problems:
         )
 
 
-def estimator(config: Config) -> Problems:
+def estimator(config: Config, name: Name) -> Problems:
     algorithm = config.algorithm
     if algorithm.bi_level_gae and algorithm.adv_estimator != "gae":
         yield f"algorithm.bi_level_gae=True needs algorithm.adv_estimator=gae, not {algorithm.adv_estimator}"
@@ -239,11 +328,11 @@ def estimator(config: Config) -> Problems:
         yield "algorithm.bi_level_gae=True needs the reward of each turn: set agent_proxy.use_turn_scores=True"
 
 
-def resume(config: Config) -> Problems:
+def resume(config: Config, name: Name) -> Problems:
     trainer = config.trainer
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         yield "trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_<N>"
-    if trainer.resume_from_path and "global_step_" not in trainer.resume_from_path:
+    if trainer.resume_from_path and not re.search(r"(^|/)global_step_\d+/*$", trainer.resume_from_path):
         yield f"trainer.resume_from_path={trainer.resume_from_path}: must name a folder global_step_<N>"
 
 
@@ -257,5 +346,10 @@ def notes(config: Config) -> Iterator[str]:
     actor = config.actor_rollout_ref.actor
     if actor.kl_loss_coef > 0 and not actor.use_kl_loss:
         yield f"kl_loss_coef={actor.kl_loss_coef:g} has no effect while use_kl_loss is False"
+    groups, value = config.es_manager.train.env_groups, rollout.rollout_filter_value
+    if rollout.rollout_filter_strategy == "top_k_abs" and value > groups:
+        yield f"top_k_abs keeps {value:g} groups, and there are only {groups}: nothing is filtered"
+    if config.trainer.exit_after_gradient_analysis and not config.trainer.gradient_analysis_mode:
+        yield "exit_after_gradient_analysis has no effect while gradient_analysis_mode is False"
     if config.algorithm.adv_estimator in ("grpo", "rloo") and config.es_manager.train.group_size == 1:
         yield f"{config.algorithm.adv_estimator} compares the members of a group, and group_size is 1"

@@ -191,7 +191,7 @@ class TwoArmedBandit(Environment):
 
     Config = TwoArmedBanditConfig
     TAGS: ClassVar[dict[str, Tag]] = {
-        "TwoArmedBandit": Tag(env_type="two_armed_bandit", max_actions_per_traj=1, max_tokens=100, end_on_invalid=True)
+        "TwoArmedBandit": Tag(env_type="two_armed_bandit", max_actions_per_traj=1, max_tokens=None, end_on_invalid=True)
     }
 
     BETTER_ARM = 2  # its mean is 0.75 * 0.1 + 0.25 * 1 = 0.325, against 0.2

@@ -84,7 +84,7 @@ class FrozenLakeConfig:
         return self.is_slippery and self.success_rate < 1
 
 
-def _tag(max_tokens: int = 100, max_actions: int = 10, **env_config: Any) -> Tag:
+def _tag(max_tokens: int | None = 100, max_actions: int = 10, **env_config: Any) -> Tag:
     return Tag(env_type="frozen_lake", max_actions_per_traj=max_actions, max_tokens=max_tokens, env_config=env_config)
 
 
@@ -96,6 +96,7 @@ class FrozenLake(Environment):
         "FrozenLake": _tag(success_rate=0.8),
         "CoordFrozenLake": _tag(max_tokens=120, success_rate=0.8, observation_format="grid_coord"),
         "FrozenLakeV1": _tag(
+            max_tokens=None,  # the reply limit is the one that is told
             max_actions=100,  # the number of turns is the only limit
             size=4,
             p=0.8,

@@ -4,12 +4,12 @@ env = make(catalogue()["CoordSokoban"])
 """
 
 import dataclasses
-import difflib
 import importlib
-import types
-from typing import Any, Union, get_args, get_origin, get_type_hints
+import inspect
+from typing import get_type_hints
 
 from ragen.env.base import Environment, Tag
+from ragen.typed import convert, nearest_of
 
 ENVIRONMENTS = {
     "bandit": "ragen.env.bandit:Bandit",
@@ -24,20 +24,38 @@ def environment_class(env_type: str) -> type[Environment]:
     module_name, _, class_name = ENVIRONMENTS.get(env_type, env_type).partition(":")
     if not class_name:
         raise ValueError(
-            f"unknown environment {env_type!r}{nearest(env_type, ENVIRONMENTS)}. "
-            f"Known: {', '.join(ENVIRONMENTS)}; your own is written package.module:Class"
+            f"unknown environment {env_type!r}{nearest_of(env_type, ENVIRONMENTS)}; "
+            f"your own is written package.module:Class"
         )
+    if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
+        raise ValueError(f"environment {env_type!r}: your own is written package.module:Class")
     try:
-        return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+        cls = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, SyntaxError) as error:
         raise ValueError(f"environment {env_type!r} cannot be imported: {error}") from error
+    _check_class(cls, env_type)
+    return cls
+
+
+def _check_class(cls: object, env_type: str) -> None:
+    if not (isinstance(cls, type) and issubclass(cls, Environment)):
+        raise ValueError(f"environment {env_type!r} is no subclass of ragen.env.base.Environment")
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        raise ValueError(f"environment {env_type!r} is not complete, it lacks {missing}")
+    if not dataclasses.is_dataclass(getattr(cls, "Config", None)):
+        raise ValueError(f"environment {env_type!r} lacks Config, a frozen dataclass with its settings")
 
 
 def catalogue() -> dict[str, Tag]:
     """All built-in tags, as fresh copies that a config may change."""
+    return {name: tag for env_type in ENVIRONMENTS for name, tag in tags_of(env_type).items()}
+
+
+def tags_of(env_type: str) -> dict[str, Tag]:
+    """The tags that an environment brings, each under the name that it was asked for by."""
     return {
-        name: dataclasses.replace(tag, env_config=dict(tag.env_config or {}))
-        for env_type in ENVIRONMENTS
+        name: dataclasses.replace(tag, env_type=env_type, env_config=dict(tag.env_config or {}))
         for name, tag in environment_class(env_type).TAGS.items()
     }
 
@@ -49,34 +67,6 @@ def make(tag: Tag) -> Environment:
     settings = {}
     for name, value in (tag.env_config or {}).items():
         if name not in hints:
-            raise ValueError(
-                f"env_config.{name}: {tag.env_type} has no such setting{nearest(name, hints)}. "
-                f"Known: {', '.join(hints)}"
-            )
-        value = tuple(value) if isinstance(value, list) else value
-        if not _fits(value, hints[name]):
-            kind = getattr(hints[name], "__name__", str(hints[name]))
-            raise ValueError(f"env_config.{name}={value!r}: {tag.env_type} takes {kind} here")
-        settings[name] = value
+            raise ValueError(f"env_config.{name}: {tag.env_type} has no such setting{nearest_of(name, hints)}")
+        settings[name] = convert(value, hints[name], f"env_config.{name}")
     return cls(cls.Config(**settings))
-
-
-def nearest(name: str, known: Any) -> str:
-    """`; did you mean 'x'?` for a misspelt name, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint)
-    if hint is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, arm) for arm in get_args(hint))
-    if hint is None or hint is type(None):
-        return value is None
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, origin or hint)

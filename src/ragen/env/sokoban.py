@@ -100,7 +100,7 @@ class SokobanConfig:
         return self.dim_room if self.dim_x is None or self.dim_y is None else (self.dim_x, self.dim_y)
 
 
-def _tag(max_tokens: int = 100, max_actions: int = 10, **env_config: Any) -> Tag:
+def _tag(max_tokens: int | None = 100, max_actions: int = 10, **env_config: Any) -> Tag:
     return Tag(env_type="sokoban", max_actions_per_traj=max_actions, max_tokens=max_tokens, env_config=env_config)
 
 
@@ -116,6 +116,7 @@ class Sokoban(Environment):
             max_tokens=120, dim_x=6, dim_y=6, num_boxes=1, max_steps=100, observation_format="grid_coord"
         ),
         "SokobanV1": _tag(
+            max_tokens=None,  # the reply limit is the one that is told
             max_actions=100,  # the number of turns is the only limit
             dim_x=6,
             dim_y=6,
