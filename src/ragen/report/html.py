@@ -1,0 +1,458 @@
+"""The report of a run: one HTML file, from the run folder alone.
+
+    write_report(RunFolder("checkpoints/ragen/test"))      # -> checkpoints/ragen/test/report.html
+
+It needs no network, no script and no other file. A section is a function of `Run` that returns HTML, or nothing where
+its data are missing; the page is the list SECTIONS.
+"""
+
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ragen import __version__
+from ragen.config.schema import Config
+from ragen.config.tree import build, leaves, schema_fields
+from ragen.env.base import Tag
+from ragen.env.registry import make
+from ragen.report.charts import (
+    MIN_TO_SMOOTH,
+    Axis,
+    Bar,
+    BarGroup,
+    Level,
+    Line,
+    bar_chart,
+    escape,
+    line_chart,
+    smoothing_window,
+    thinned,
+)
+from ragen.report.folder import Metrics, RunFolder, read_episodes
+from ragen.report.numbers import compact, duration, percent, short
+from ragen.report.replay import choose, draw, symbol_key
+from ragen.report.statistics import Rate, bin_order
+from ragen.report.style import CSS
+from ragen.report.verdict import PREFIX, Validated, finite, validation_tags, validations, verdict
+
+SMALL = (360, 180)
+WIDE = (700, 300)
+NARROW = (360, 250)
+# Nothing may be loaded and nothing may run, whatever a reply contains.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a report is made of."""
+
+    folder: RunFolder
+    config: dict[str, Any]  # flat, dotted keys
+    metrics: Metrics
+    before: list[dict[str, Any]]  # episodes of the first validation
+    after: list[dict[str, Any]]  # and of the last, where there is another one
+
+    def setting(self, key: str) -> Any:
+        return self.config.get(key)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A small chart: its lines by metric name, `*` standing for an environment."""
+
+    title: str
+    metrics: Mapping[str, str]  # metric -> label
+    axis: Axis
+    note: str = ""
+    smooth: bool = True
+
+
+CURVES = (
+    Curve("Training success", {"train/*/success": ""}, Axis(percent=True, low=0.0)),
+    Curve("Reward", {"train/reward": ""}, Axis(), "mean of the training episodes"),
+    Curve("Entropy", {"actor/entropy": ""}, Axis(low=0.0), "nats a token; a cliff is a warning"),
+    Curve("Reward spread in a group", {"rollout/in_group_reward_std": ""}, Axis(low=0.0), "no spread, no signal"),
+    Curve("Groups kept by the filter", {"rollout/filter_kept_ratio": ""}, Axis(percent=True, low=0.0, high=1.0)),
+    Curve("Response length", {"train/response_length": ""}, Axis(low=0.0), "tokens"),
+    Curve("Gradient norm", {"actor/grad_norm": ""}, Axis(low=0.0), "before clipping"),
+    Curve("KL to the sampling policy", {"actor/ppo_kl": ""}, Axis()),
+    Curve("Clipped tokens", {"actor/pg_clipfrac": ""}, Axis(percent=True, low=0.0)),
+    Curve("Policy loss", {"actor/pg_loss": ""}, Axis()),
+    Curve("Actions in an episode", {"train/*/num_actions": ""}, Axis(low=0.0)),
+    Curve("Replies in the right format", {f"{PREFIX}*/format_valid": ""}, Axis(percent=True, high=1.0), "validation"),
+    Curve(
+        "Seconds in a step",
+        {"timing_s/gen": "rollout", "timing_s/update_actor": "update", "timing_s/testing": "validation"},
+        Axis(low=0.0),
+        smooth=False,
+    ),
+    Curve("Tokens a second", {"perf/tokens_per_s": ""}, Axis(low=0.0)),
+)
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Write `report.html`, whole, and return its path."""
+    return folder.write_report(render(read_run(folder)))
+
+
+def read_run(folder: RunFolder) -> Run:
+    metrics = folder.read_metrics()
+    files = folder.episode_files("val")
+    return Run(
+        folder=folder,
+        config=leaves(folder.read_config()),
+        metrics=metrics,
+        before=_read_episodes(files[0].path, metrics.notes) if files else [],
+        after=_read_episodes(files[-1].path, metrics.notes) if len(files) > 1 else [],
+    )
+
+
+def _read_episodes(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    try:
+        return read_episodes(path)
+    except (OSError, EOFError, zlib.error, ValueError, KeyError) as error:
+        notes.append(f"{path.name} cannot be read ({error}): its episodes are not shown")
+        return []
+
+
+def render(run: Run) -> str:
+    body = "".join(filter(None, (section(run) for section in SECTIONS)))
+    title = escape(f"{_name(run)} · ragen")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+        f"<title>{title}</title><style>{CSS}</style></head><body>{body}</body></html>\n"
+    )
+
+
+# --- heading and verdict ------------------------------------------------------------------------------------------
+
+
+def _heading(run: Run) -> str:
+    facts = {
+        "model": run.setting("model_path"),
+        "environment": ", ".join(map(str, run.setting("es_manager.val.env_configs.tags") or [])),
+        "estimator": run.setting("algorithm.adv_estimator"),
+        "steps": _steps(run),
+        "time": _time(run),
+        "tokens/s": _tokens_per_second(run),
+    }
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items() if value
+    )
+    return f"<header><h1>{escape(_name(run))}</h1><dl>{items}</dl></header>"
+
+
+def _name(run: Run) -> str:
+    project, name = run.setting("trainer.project_name"), run.setting("trainer.experiment_name")
+    return f"{project} / {name}" if project and name else run.folder.path.resolve().name
+
+
+def _steps(run: Run) -> str:
+    last, planned = run.metrics.last_step(), run.setting("trainer.total_training_steps")
+    if last is None:
+        return ""
+    return f"{last} of {planned}" if planned and planned != last else str(last)
+
+
+def _time(run: Run) -> str:
+    seconds = [value for _, value in run.metrics.series("timing_s/step") if math.isfinite(value)]
+    return duration(sum(seconds)) if seconds else ""
+
+
+def _tokens_per_second(run: Run) -> str:
+    values = [value for _, value in run.metrics.series("perf/tokens_per_s") if math.isfinite(value)]
+    return compact(sum(values) / len(values)) if values else ""
+
+
+def _verdict(run: Run) -> str:
+    found = verdict(run.metrics, run.before, run.after)
+    sentences = "".join(f"<p>{_unbroken(escape(sentence))}</p>" for sentence in found.sentences)
+    headline = f'<p class="headline">{escape(found.headline)}</p>'
+    return f'<section class="card verdict {found.tone}">{headline}{sentences}</section>'
+
+
+def _unbroken(text: str) -> str:
+    """No line may begin with a percent sign."""
+    return text.replace(" %", "\u00a0%")
+
+
+# --- validation ---------------------------------------------------------------------------------------------------
+
+
+def _validation(run: Run) -> str:
+    tags = validation_tags(run.metrics)
+    rows = []
+    for tag in tags:
+        figures = _validation_chart(run, tag, named=len(tags) > 1), _length_chart(run, tag)
+        rows.append(f'<div class="validation">{"".join(figures)}</div>' if any(figures) else "")
+    return f"<section><h2>Validation</h2>{''.join(rows)}</section>" if any(rows) else ""
+
+
+def _validation_chart(run: Run, tag: str, named: bool) -> str:
+    sampled, greedy = validations(run.metrics, tag), validations(run.metrics, tag, "greedy_success")
+    if not sampled:
+        return ""
+    lines = [_success_line("sampled", sampled)] + ([_success_line("greedy", greedy)] if greedy else [])
+    levels = []
+    for name in ("random", "optimal"):
+        known = [getattr(value, name) for value in sampled if getattr(value, name) is not None]
+        levels += [Level(name, known[-1])] if known else []
+    title = f"Success on {tag}" if named else "Success on the validation levels"
+    charts = [
+        line_chart(lines, Axis(percent=True, low=0.0, high=1.0), size, levels, end_labels=True, name=title)
+        for size in (WIDE, NARROW)
+    ]
+    return (
+        f'<figure class="card"><figcaption><span>{escape(title)}</span></figcaption>'
+        f'<div class="wide">{charts[0]}</div><div class="narrow">{charts[1]}</div>'
+        '<p class="note">over training steps; shaded: 95 % interval; dashed: random and optimal play</p></figure>'
+    )
+
+
+def _success_line(label: str, values: Sequence[Validated]) -> Line:
+    return Line(
+        label,
+        [(value.step, value.success) for value in values],
+        [(value.step, *value.interval) for value in values if value.interval is not None],
+        dots=True,
+    )
+
+
+def _length_chart(run: Run, tag: str) -> str:
+    """Bars before and after for each number of moves that a perfect player needs."""
+    rows = [rates for rates in (_rates(row, tag) for row in run.metrics.rows) if rates[1]]
+    if not rows:
+        return ""
+    shown = [rows[0], rows[-1]] if len(rows) > 1 else rows
+    groups = []
+    for name in sorted(shown[-1][1], key=bin_order):
+        bars = [
+            Bar(name, rate.mean, *rate.interval, f"step {step}, optimal length {name}: {_rate_text(rate)}")
+            for step, rates in shown
+            if (rate := rates.get(name))
+        ]
+        groups.append(BarGroup(name, f"n = {shown[-1][1][name].num_trials}", bars))
+    legend = "".join(
+        f'<span><span class="swatch b{index}"></span>step {step}</span>' for index, (step, _) in enumerate(shown)
+    )
+    chart = bar_chart(groups, Axis(percent=True, low=0.0, high=1.0), (360, 316), name=f"{tag} by optimal length")
+    caption = f'<figcaption><span>By optimal length</span><span class="legend">{legend}</span></figcaption>'
+    note = '<p class="note">moves of a perfect player; lines: 95 % intervals</p>'
+    return f'<figure class="card">{caption}{chart}{note}</figure>'
+
+
+def _rates(row: dict[str, Any], tag: str) -> tuple[int, dict[str, Rate]]:
+    prefix = f"{PREFIX}{tag}/success_len_"
+    rates = {}
+    for name in [key.removeprefix(prefix) for key in row if key.startswith(prefix)]:
+        mean, num = finite(row, f"{prefix}{name}"), finite(row, f"{PREFIX}{tag}/num_len_{name}")
+        if mean is not None and 0 <= mean <= 1 and num:
+            rates[name] = Rate(round(mean * num), int(num))
+    return row["step"], rates
+
+
+def _rate_text(rate: Rate) -> str:
+    low, high = rate.interval
+    return f"{percent(rate.mean)} [{100 * low:.1f}, {100 * high:.1f}], {rate.num_successes} of {rate.num_trials}"
+
+
+# --- curves -------------------------------------------------------------------------------------------------------
+
+
+def _curves(run: Run) -> str:
+    figures = "".join(filter(None, (_curve(run, curve) for curve in CURVES)))
+    num_steps = len(run.metrics.rows)
+    words = f"Thin: each step. Bold: mean of {smoothing_window(num_steps)} steps." if num_steps >= MIN_TO_SMOOTH else ""
+    note = f'<p class="soft small">{words}</p>' if words else ""
+    return f'<section><h2>Training</h2>{note}<div class="charts">{figures}</div></section>' if figures else ""
+
+
+def _curve(run: Run, curve: Curve) -> str:
+    lines = []
+    for metric, label in _expanded(run, curve):
+        points = run.metrics.series(metric)
+        if points:
+            window = smoothing_window(len(run.metrics.rows)) if curve.smooth and len(points) >= MIN_TO_SMOOTH else 0
+            lines.append(Line(label, points, window=window))
+    if not lines:
+        return ""
+    lines = lines[:5]  # as many as there are colours
+    single = lines[0] if len(lines) == 1 else None
+    value = "" if single is None else curve.axis.text(_last_finite(single.points))
+    chart = line_chart(lines, curve.axis, SMALL, name=curve.title)
+    caption = f'<span>{escape(curve.title)}</span><span class="value">{escape(value)}</span>'
+    note = f'<p class="note">{escape(curve.note)}</p>' if curve.note else ""
+    legend = "" if single else _legend(lines)
+    return f'<figure class="card"><figcaption>{caption}</figcaption>{legend}{chart}{note}</figure>'
+
+
+def _expanded(run: Run, curve: Curve) -> Iterator[tuple[str, str]]:
+    for pattern, label in curve.metrics.items():
+        if "*" not in pattern:
+            yield pattern, label
+            continue
+        prefix, _, suffix = pattern.partition("*")
+        for metric in run.metrics.names():
+            if metric.startswith(prefix) and metric.endswith(suffix) and len(metric) > len(prefix + suffix):
+                yield metric, metric[len(prefix) : -len(suffix)]
+
+
+def _legend(lines: Sequence[Line]) -> str:
+    keys = "".join(
+        f'<span><svg viewBox="0 0 20 8"><path class="key s{index}" d="M0 4h20" stroke-width="2"/></svg>'
+        f"{escape(line.label)}</span>"
+        for index, line in enumerate(lines)
+    )
+    return f'<div class="legend">{keys}</div>'
+
+
+def _last_finite(points: Sequence[tuple[float, float]]) -> float:
+    return next((value for _, value in reversed(points) if math.isfinite(value)), math.nan)
+
+
+SHOWN_ABOVE = re.compile(f"{PREFIX}.*/((greedy_)?success(_low|_high)?|random|optimal|(success|num)_len_.*)")
+METRIC_COLUMNS = {"first": " wide-cell", "last": "", "least": " wide-cell", "most": " wide-cell"}
+
+
+def _other_metrics(run: Run) -> str:
+    """Whatever else was measured, so that nothing is hidden: a row each."""
+    drawn = {metric for curve in CURVES for metric, _ in _expanded(run, curve)}
+    rows = "".join(
+        _metric_row(name, run.metrics.series(name))
+        for name in run.metrics.names()
+        if name not in drawn and not SHOWN_ABOVE.fullmatch(name)
+    )
+    if not rows:
+        return ""
+    heads = "".join(f'<th class="number{extra}">{head}</th>' for head, extra in METRIC_COLUMNS.items())
+    return (
+        '<section><details class="card"><summary>Other metrics</summary>'
+        f'<table><thead><tr><th>metric</th>{heads}<th class="wide-cell"></th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></details></section>"
+    )
+
+
+def _metric_row(name: str, points: Sequence[tuple[int, float]]) -> str:
+    values = [value for _, value in points if math.isfinite(value)]
+    if not values:
+        return ""
+    shown = zip((values[0], values[-1], min(values), max(values)), METRIC_COLUMNS.values(), strict=True)
+    cells = "".join(f'<td class="number{extra}">{escape(short(value))}</td>' for value, extra in shown)
+    return f'<tr><td><code>{escape(name)}</code></td>{cells}<td class="wide-cell">{_spark(points)}</td></tr>'
+
+
+def _spark(points: Sequence[tuple[int, float]]) -> str:
+    shown = thinned([point for point in points if math.isfinite(point[1])])
+    low, high = min(y for _, y in shown), max(y for _, y in shown)
+    first, last = shown[0][0], shown[-1][0]
+    if len(shown) < 2:
+        return ""
+    span = (high - low) or 1.0
+    line = " ".join(f"{2 + 106 * (x - first) / (last - first):.1f},{20 - 18 * (y - low) / span:.1f}" for x, y in shown)
+    return f'<svg viewBox="0 0 110 22"><polyline class="line s0" points="{line}"/></svg>'
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+
+
+def _settings(run: Run) -> str:
+    rows = "".join(
+        f"<tr><td><code>{escape(key)}</code></td><td><code>{escape(_shown(value))}</code></td>"
+        f'<td class="wide-cell soft"><code>{escape(default)}</code></td></tr>'
+        for key, value, default in not_default(run.config)
+    )
+    if not rows:
+        return ""
+    return (
+        '<section><h2>Settings that are not the default</h2><div class="card"><table>'
+        '<thead><tr><th>key</th><th>value</th><th class="wide-cell">default</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def not_default(config: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """(key, value, default) of every setting that has an effect on this run and differs.
+
+    What only follows another key does not differ, and other environments than those of the run have no effect.
+    """
+    default = leaves(Config())
+    without_effect = {key for key, spec, _ in schema_fields(Config) if "no_effect" in spec.metadata}
+    used = {tag for split in ("train", "val") for tag in config.get(f"es_manager.{split}.env_configs.tags") or []}
+    found = []
+    for key, value in config.items():
+        if key in without_effect or (key.startswith("custom_envs.") and key.split(".")[1] not in used):
+            continue
+        if key not in default:
+            found.append((key, value, "–"))
+        elif (usual := _followed(default[key], config)) != value:
+            found.append((key, value, _shown(usual)))
+    return found
+
+
+def _followed(default: Any, config: Mapping[str, Any]) -> Any:
+    """A default with `${other.key}` replaced by what that key is in this run."""
+    if isinstance(default, list):
+        return [_followed(item, config) for item in default]
+    if not isinstance(default, str) or "${" not in default:
+        return default
+    whole = re.fullmatch(r"\$\{([^}]+)\}", default)
+    if whole:
+        return config.get(whole[1])
+    return re.sub(r"\$\{([^}]+)\}", lambda match: str(config.get(match[1])), default)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    return short(value) if isinstance(value, float) and abs(value) < 1e-3 else str(value)
+
+
+# --- episodes -----------------------------------------------------------------------------------------------------
+
+
+def _episodes(run: Run) -> str:
+    exhibits = choose(run.before, run.after)
+    if not exhibits:
+        return ""
+    symbols = {tag: _symbols(run, tag) for tag in {item["tag"] for item in (*run.before, *run.after)}}
+    drawn = "".join(draw(exhibit, symbols) for exhibit in exhibits)
+    both = "the same levels at the first and the last validation, side by side"
+    words = both if any(len(exhibit.episodes) > 1 for exhibit in exhibits) else "from validation"
+    keys = {symbol_key(known) for known in symbols.values() if known}
+    notes = "".join(f'<p class="soft small">{note}</p>' for note in (words, *sorted(keys)))
+    return f"<section><h2>Episodes</h2>{notes}{drawn}</section>"
+
+
+def _symbols(run: Run, tag: str) -> Mapping[str, str]:
+    """What the characters of a board stand for; nothing where the environment is not at hand."""
+    tree = run.folder.read_config().get("custom_envs", {}).get(tag)
+    if tree is None:
+        return {}
+    try:
+        return make(build(Tag, tree)).symbols()
+    except ValueError:
+        return {}  # an environment of another version or another machine: its boards stay uncoloured
+
+
+def _footer(run: Run) -> str:
+    return f"<footer>{escape(run.folder.path)} · ragen {escape(__version__)}</footer>"
+
+
+SECTIONS: tuple[Callable[[Run], str], ...] = (
+    _heading,
+    _verdict,
+    _validation,
+    _curves,
+    _other_metrics,
+    _settings,
+    _episodes,
+    _footer,
+)

@@ -1,0 +1,124 @@
+"""How sure a success rate is: intervals for one rate, for the difference of two, and for each difficulty.
+
+    wilson(169, 512)                          # Interval(low=0.2907…, high=0.3719…)
+    paired_difference(before, after)          # Difference(mean=0.152, low=0.103, high=0.199, num_levels=512)
+    success_by_length([(3, True), (8, False)])  # {"3-4": Rate(…), "7+": Rate(…)}
+
+All intervals are at 95 %. Pure Python.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import sqrt
+from typing import NamedTuple
+
+Z = 1.959963984540054  # the normal quantile of 97.5 %
+
+# Optimal lengths that are reported together; the last bin is open.
+LENGTH_BINS = ((1, 2), (3, 4), (5, 6), (7, None))
+UNSOLVABLE = "none"  # the bin of levels without a certain plan
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+    def overlaps(self, other: "Interval") -> bool:
+        return self.low <= other.high and other.low <= self.high
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, (int, float)) and self.low <= value <= self.high
+
+
+class Rate(NamedTuple):
+    """Successes of a number of trials."""
+
+    num_successes: int
+    num_trials: int
+
+    @property
+    def mean(self) -> float:
+        return self.num_successes / self.num_trials
+
+    @property
+    def interval(self) -> Interval:
+        return wilson(self.num_successes, self.num_trials)
+
+
+class Difference(NamedTuple):
+    """The change of a success rate on the same levels."""
+
+    mean: float
+    low: float
+    high: float
+    num_levels: int
+
+    @property
+    def is_noise(self) -> bool:
+        """No change at all is among the values that the data allow."""
+        return self.low <= 0.0 <= self.high
+
+
+def wilson(num_successes: float, num_trials: int) -> Interval:
+    """Wilson's score interval of a success rate. Without trials nothing is known: 0 to 1."""
+    if not 0 <= num_successes <= num_trials:
+        raise ValueError(f"{num_successes} successes of {num_trials} trials")
+    if num_trials == 0:
+        return Interval(0.0, 1.0)
+    rate = num_successes / num_trials
+    shrink = 1.0 / (1.0 + Z * Z / num_trials)
+    centre = (rate + Z * Z / (2 * num_trials)) * shrink
+    spread = Z * sqrt(rate * (1 - rate) / num_trials + Z * Z / (4 * num_trials**2)) * shrink
+    # At the ends the formula gives 0 and 1 only up to rounding.
+    low = 0.0 if num_successes == 0 else max(0.0, centre - spread)
+    high = 1.0 if num_successes == num_trials else min(1.0, centre + spread)
+    return Interval(low, high)
+
+
+def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> Difference:
+    """How much the success on the same levels, in the same order, has changed.
+
+    The interval is that of Agresti and Min (2005): Wald's, after half a level was added to each of the four outcomes.
+    Only levels whose outcome changed carry information, which makes it much narrower than two separate intervals.
+    """
+    if len(before) != len(after):
+        raise ValueError(f"{len(before)} levels before and {len(after)} after: a pair needs both")
+    if not before:
+        raise ValueError("no levels: there is nothing to compare")
+    num_won = sum(1 for old, new in zip(before, after, strict=True) if new and not old)
+    num_lost = sum(1 for old, new in zip(before, after, strict=True) if old and not new)
+    num = len(before) + 2
+    won, lost = num_won + 0.5, num_lost + 0.5
+    centre = (won - lost) / num
+    spread = Z * sqrt((won + lost) - (won - lost) ** 2 / num) / num
+    return Difference(
+        mean=(num_won - num_lost) / len(before),
+        low=max(-1.0, centre - spread),
+        high=min(1.0, centre + spread),
+        num_levels=len(before),
+    )
+
+
+def length_bin(length: int | None) -> str:
+    """The name of the bin of an optimal length, as it stands in metric names: `3-4`, `7+`."""
+    if length is None:
+        return UNSOLVABLE
+    for low, high in LENGTH_BINS:
+        if high is None or length <= high:
+            return f"{low}+" if high is None else f"{low}-{high}"
+    raise AssertionError("the last bin is open")
+
+
+def success_by_length(pairs: Iterable[tuple[int | None, bool]]) -> dict[str, Rate]:
+    """Success for each bin of the optimal length that occurs, short ones first."""
+    counts: dict[str, list[int]] = {}
+    for length, success in pairs:
+        count = counts.setdefault(length_bin(length), [0, 0])
+        count[0] += bool(success)
+        count[1] += 1
+    return {name: Rate(*counts[name]) for name in sorted(counts, key=bin_order)}
+
+
+def bin_order(name: str) -> tuple[bool, float]:
+    """A sort key for bin names; names of another shape come last."""
+    digits = name.rstrip("+").partition("-")[0]
+    return (False, float(digits)) if digits.isdigit() else (True, 0.0)

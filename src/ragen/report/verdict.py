@@ -1,0 +1,213 @@
+"""What a run amounts to, in words, from its metrics and its validation episodes alone.
+
+    verdict(metrics, before, after).headline      # "Validation success rose by 15.2 points"
+
+It says "within noise" where that is all that can be said. Two ways to judge a change: the 95 % intervals of the first
+and the last validation, and, where both played the same levels once each, the paired difference, which sees more.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ragen.report.folder import Metrics
+from ragen.report.numbers import percent, short
+from ragen.report.statistics import Difference, Interval, paired_difference
+
+PREFIX = "val-env/"
+POINTS_WORTH_NAMING = 0.0005  # a change that rounds to 0.0 points is none
+
+
+@dataclass(frozen=True)
+class Validated:
+    """One validation of one environment."""
+
+    step: int
+    success: float
+    interval: Interval | None
+    random: float | None
+    optimal: float | None
+
+
+@dataclass
+class Verdict:
+    headline: str
+    tone: str  # good, bad or flat
+    sentences: list[str] = field(default_factory=list)
+
+
+def validation_tags(metrics: Metrics) -> list[str]:
+    """The environments that were validated."""
+    names = [key.removeprefix(PREFIX).rpartition("/") for key in metrics.names() if key.startswith(PREFIX)]
+    return list(dict.fromkeys(tag for tag, _, name in names if name == "success"))
+
+
+def validations(metrics: Metrics, tag: str, name: str = "success") -> list[Validated]:
+    """Every validation with a finite success, in order of steps. `name` may be `greedy_success`."""
+    found = []
+    for row in metrics.rows:
+        success = finite(row, f"{PREFIX}{tag}/{name}")
+        if success is None:
+            continue
+        low, high = (finite(row, f"{PREFIX}{tag}/{name}_{end}") for end in ("low", "high"))
+        interval = None if low is None or high is None else Interval(low, high)
+        random, optimal = (finite(row, f"{PREFIX}{tag}/{level}") for level in ("random", "optimal"))
+        found.append(Validated(row["step"], success, interval, random, optimal))
+    return found
+
+
+def verdict(metrics: Metrics, before: Sequence[dict[str, Any]] = (), after: Sequence[dict[str, Any]] = ()) -> Verdict:
+    """`before` and `after` are the episodes of the first and the last validation, where they were stored."""
+    tags = validation_tags(metrics)
+    parts = []
+    for tag in tags:
+        changed = paired(
+            [episode for episode in before if episode["tag"] == tag],
+            [episode for episode in after if episode["tag"] == tag],
+        )
+        parts.append(_of_tag(tag, validations(metrics, tag), changed, named=len(tags) > 1))
+    if not metrics.rows:
+        whole = Verdict("Nothing was measured yet", "flat", ["The run folder holds no metrics."])
+    elif not parts:
+        whole = Verdict("No validation was made", "flat", ["Without validation nothing can be said about success."])
+    else:
+        tones = {part.tone for part in parts}
+        tone = "bad" if "bad" in tones else "good" if "good" in tones else "flat"
+        whole = Verdict("; ".join(part.headline for part in parts), tone, [s for part in parts for s in part.sentences])
+    whole.sentences += [*_early_stops(metrics), *_non_finite(metrics), *metrics.notes]
+    if _raised(metrics, "early_stopped/"):
+        whole.tone = "bad"
+    return whole
+
+
+def paired(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> Difference | None:
+    """The change on the levels that both played; None where a level was played more than once (those are no pairs)."""
+    old, new = ({episode["seed"]: episode["success"] for episode in episodes} for episodes in (before, after))
+    if len(old) != len(before) or len(new) != len(after):
+        return None
+    seeds = sorted(old.keys() & new.keys())
+    return paired_difference([old[seed] for seed in seeds], [new[seed] for seed in seeds]) if seeds else None
+
+
+def _of_tag(tag: str, values: Sequence[Validated], change: Difference | None, named: bool) -> Verdict:
+    what = f"{tag}: success" if named else "Validation success"
+    if not values:
+        return Verdict(f"{what} is unknown", "flat", ["No validation gave a finite success rate."])
+    first, last = values[0], values[-1]
+    if len(values) < 2:
+        sentences = [
+            f"There is only one validation, at step {first.step}: {_with_interval(first)}. "
+            "Two are needed to see a change."
+        ]
+        headline = f"{what} is {percent(first.success)}; too early to see a change"
+        return Verdict(headline, "flat", sentences + _standing(values))
+    gain = last.success - first.success
+    noise, evidence = _is_noise(first, last, change)
+    moved = "rose" if gain > 0 else "fell"
+    story = (
+        f"From {_with_interval(first)} at step {first.step} to {_with_interval(last)} at step {last.step}: "
+        f"{_points(gain)}. {evidence}"
+    )
+    if abs(gain) < POINTS_WORTH_NAMING:
+        headline, tone = f"{what} did not change", "flat"
+    elif noise:
+        headline, tone = f"{what} {moved} by {100 * abs(gain):.1f} points, which is within noise", "flat"
+    else:
+        headline, tone = f"{what} {moved} by {100 * abs(gain):.1f} points", "good" if gain > 0 else "bad"
+    return Verdict(headline, tone, [story, *_peak(values), *_standing(values)])
+
+
+def _is_noise(first: Validated, last: Validated, change: Difference | None) -> tuple[bool, str]:
+    known = first.interval is not None and last.interval is not None
+    overlap = known and first.interval.overlaps(last.interval)
+    if known:
+        words = "The 95 % intervals overlap" if overlap else "The 95 % intervals do not overlap"
+    else:
+        words = "No intervals were stored"
+    if change is None:
+        if not known:
+            return True, f"{words}: whether this is more than noise cannot be said."
+        return overlap, f"{words}: this may be chance." if overlap else f"{words}."
+    span = f"{_points(change.mean)} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+    meaning = "zero is among the possible values" if change.is_noise else "this is more than noise"
+    return change.is_noise, f"{words}. Level by level, on {change.num_levels} shared levels, {span}: {meaning}."
+
+
+def _standing(values: Sequence[Validated]) -> list[str]:
+    """Where the agent is between random and optimal play."""
+    first, last = values[0], values[-1]
+    random = next((value.random for value in reversed(values) if value.random is not None), None)
+    optimal = next((value.optimal for value in reversed(values) if value.optimal is not None), None)
+    sentences = []
+    if random is not None and optimal is not None and optimal > random:
+        covered = [(value.success - random) / (optimal - random) for value in (first, last)]
+        start = f" ({percent(covered[0])} at the start)" if len(values) > 1 and covered[0] > 0 else ""
+        if covered[1] >= 1:
+            place = ": the agent is at the optimum."
+        elif covered[1] > 0:
+            place = f": the agent has covered {percent(covered[1])} of the way between them{start}."
+        else:
+            place = "."
+        levels = f"Random play reaches {percent(random)} and optimal play {percent(optimal)} of these levels"
+        sentences.append(levels + place)
+    elif random is not None:
+        sentences.append(f"Random play reaches {percent(random)} of these levels.")
+    if random is not None and last.interval is not None and random in last.interval:
+        sentences.append("Its success cannot be told from that of random play.")
+    elif random is not None and last.success < random:
+        sentences.append("It is worse than random play.")
+    return sentences
+
+
+def _peak(values: Sequence[Validated]) -> list[str]:
+    best, last = max(values, key=lambda value: value.success), values[-1]
+    if best.interval is None or last.interval is None or best.interval.overlaps(last.interval):
+        return []
+    return [f"It was at its best at step {best.step} with {_with_interval(best)}, and has fallen since."]
+
+
+def _early_stops(metrics: Metrics) -> list[str]:
+    return [
+        f"The run was stopped early at step {step} by the rule {key.removeprefix('early_stopped/')}."
+        for key, step in _raised(metrics, "early_stopped/").items()
+    ]
+
+
+def _raised(metrics: Metrics, prefix: str) -> dict[str, int]:
+    """Flags with this prefix that were set, and the first step of each."""
+    found: dict[str, int] = {}
+    for row in metrics.rows:
+        for key, value in row.items():
+            if key.startswith(prefix) and value:
+                found.setdefault(key, row["step"])
+    return found
+
+
+def _non_finite(metrics: Metrics) -> list[str]:
+    sentences = []
+    for key in metrics.names():
+        steps = [(step, value) for step, value in metrics.series(key) if not math.isfinite(value)]
+        if steps:
+            step, value = steps[0]
+            times = "once" if len(steps) == 1 else f"{len(steps)} times"
+            sentences.append(f"{key} was not finite {times}, first at step {step} ({short(value)}).")
+    return sentences
+
+
+def _with_interval(value: Validated) -> str:
+    if value.interval is None:
+        return percent(value.success)
+    return f"{percent(value.success)} [{100 * value.interval.low:.1f}, {100 * value.interval.high:.1f}]"
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.1f} points"
+
+
+def finite(row: dict[str, Any], key: str) -> float | None:
+    """A metric of a row, where it is a number that can be drawn."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)

@@ -1,0 +1,201 @@
+"""The plain lines to the letter, and the panel at two widths."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+from made_up_runs import validation_metrics
+from rich.cells import cell_len
+from rich.console import Console
+
+from ragen.report.console import LiveConsole, PlainConsole, make_console, sparkline, step_line
+from ragen.report.numbers import compact, duration, percent, short
+
+SUMMARY = validation_metrics(0.451, 0.408, 0.494, random=0.195, optimal=1.0, greedy_success=0.52)
+METRICS = {
+    "train/CoordSokoban/success": 0.414,
+    "train/reward": 3.21234,
+    "actor/entropy": 0.41239,
+    "rollout/filter_kept_count": 6,
+    "rollout/filter_kept_ratio": 0.75,
+    "perf/tokens_per_s": 12345.6,
+}
+
+
+def terminal(width, **options):
+    return Console(file=io.StringIO(), width=width, height=40, force_terminal=True, highlight=False, **options)
+
+
+def run_through(console):
+    with console:
+        with console.phase("validation", total=512):
+            console.advance(512)
+        console.validation(0, SUMMARY)
+        console.step(0, SUMMARY)
+        for step in range(1, 4):
+            with console.phase("rollout", total=128):
+                console.advance(64)
+                console.advance(64)
+            with console.phase("update"):
+                pass
+            console.step(step, METRICS | {"actor/grad_norm": math.nan})
+        console.note("[not markup] a note")
+        console.close(report="runs/x/report.html")
+
+
+# --- plain --------------------------------------------------------------------------------------------------------
+
+
+def test_plain_output_to_the_letter(capsys):
+    run_through(PlainConsole("runs/x"))
+    out, err = capsys.readouterr()
+    validation = (
+        "step:0 - val-env/CoordSokoban/success:0.451 - val-env/CoordSokoban/success_low:0.408 - "
+        "val-env/CoordSokoban/success_high:0.494 - val-env/CoordSokoban/random:0.195 - "
+        "val-env/CoordSokoban/optimal:1 - val-env/CoordSokoban/greedy_success:0.52"
+    )
+    training = (
+        "train/CoordSokoban/success:0.414 - train/reward:3.212 - actor/entropy:0.4124 - "
+        "rollout/filter_kept_count:6 - rollout/filter_kept_ratio:0.75 - perf/tokens_per_s:12346 - actor/grad_norm:nan"
+    )
+    assert out.splitlines() == [
+        "run folder: runs/x",
+        validation,
+        *(f"step:{step} - {training}" for step in (1, 2, 3)),
+        "[not markup] a note",
+        "report: runs/x/report.html",
+    ]
+    assert err == ""
+
+
+def test_last_line_names_the_folder_also_after_an_error(capsys):
+    console = PlainConsole("runs/x")
+    with pytest.raises(RuntimeError), console:
+        raise RuntimeError
+    assert capsys.readouterr().out.splitlines()[-1] == "run folder: runs/x"
+
+
+def test_errors_go_to_stderr(capsys):
+    PlainConsole("x").error("went wrong")
+    LiveConsole(1, "x", "", 0, terminal(80)).error("that too")
+    assert capsys.readouterr() == ("", "went wrong\nthat too\n")
+
+
+def test_step_line_holds_numbers_only():
+    metrics = {
+        "step": 9,
+        "text": "hello",
+        "none": None,
+        "list": [1],
+        "flag": True,
+        "i": np.int64(3),
+        "f": np.float32(0.5),
+    }
+    assert step_line(4, metrics) == "step:4 - flag:1 - i:3 - f:0.5"
+    assert step_line(4, {}) == "step:4"
+
+
+@pytest.mark.parametrize(
+    ("loggers", "screen", "kind"),
+    [
+        (["console"], terminal(80), LiveConsole),
+        (["console", "wandb"], terminal(80), LiveConsole),
+        (["wandb"], terminal(80), PlainConsole),
+        ([], Console(file=io.StringIO()), PlainConsole),
+        (["console"], Console(file=io.StringIO()), PlainConsole),
+        (["console"], terminal(80, _environ={"TERM": "dumb"}), PlainConsole),
+    ],
+)
+def test_which_console(loggers, screen, kind):
+    assert type(make_console(10, loggers, "runs/x", screen=screen)) is kind
+
+
+# --- live ---------------------------------------------------------------------------------------------------------
+
+
+def drawn(console, width):
+    screen = Console(file=io.StringIO(), width=width, record=True)
+    screen.print(console.render())
+    return screen.export_text().splitlines()
+
+
+@pytest.mark.parametrize("width", [30, 50, 80, 120])
+@pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}])
+def test_live_runs_through(width, environ):
+    screen = terminal(width, _environ=environ)
+    run_through(make_console(3, ["console"], "runs/x", title="sokoban · pocket", screen=screen))
+    text = screen.file.getvalue()
+    assert text.splitlines()[0] == "run folder: runs/x"
+    assert text.splitlines()[-1].endswith("report: runs/x/report.html")
+    assert "[not markup] a note" in text
+    if environ:
+        assert "\x1b[3" not in text.replace("\x1b[3m", ""), "no colours"
+
+
+@pytest.mark.parametrize("width", [50, 120])
+def test_panel_shows_everything(width):
+    now = [1000.0]
+    console = LiveConsole(120, "runs/x", "sokoban", 0, terminal(width), clock=lambda: now[0])
+    console.validation(0, validation_metrics(0.33, 0.29, 0.37, random=0.195, optimal=1.0))
+    console.step(0, {})
+    now[0] += 60.0
+    console.validation(30, SUMMARY)
+    console.step(30, METRICS)
+    with console.phase("rollout", total=128):
+        console.advance(96)
+        lines = drawn(console, width)
+    text = "\n".join(lines)
+    for part in (
+        "step 30/120", "3:00 left", "rollout", "96/128", "41.4 % train", "45.1 % [40.8, 49.4] step 30",
+        "random 19.5 %", "optimal 100.0 %", "3.212", "0.4124", "kept 6/8", "12.3k",
+    ):  # fmt: skip
+        assert part in text, part
+    gauge = next(line for line in lines if "●" in line)
+    marks = [gauge.index(symbol) for symbol in "r○●o"]
+    assert marks == sorted(marks), "random, start, now, optimal"
+    widths = {cell_len(line) for line in lines if line}
+    assert widths == {min(width, 100)}
+
+
+def test_panel_before_anything_is_known():
+    console = LiveConsole(10, "x", "", 0, terminal(50))
+    text = "\n".join(drawn(console, 50))
+    assert "step 0/10" in text
+    assert "no training step yet" in text
+
+
+def test_panel_survives_odd_values():
+    console = LiveConsole(0, "x", "", 0, terminal(50))
+    console.validation(0, validation_metrics(math.nan, 0.1, math.nan, random=math.nan))
+    console.validation(0, {f"val-env/T{n}/success": 0.5 for n in range(9)})
+    console.step(0, {"train/T/success": math.nan, "rollout/filter_kept_count": 0, "rollout/filter_kept_ratio": 0.0})
+    console.step(1, {"perf/tokens_per_s": math.inf, "train/reward": math.nan})
+    text = "\n".join(drawn(console, 50))
+    assert "kept 0" in text
+    assert "more environments" in text
+
+
+def test_time_left_counts_from_where_the_run_was_resumed():
+    now = [0.0]
+    console = LiveConsole(100, "x", "", 50, terminal(80), clock=lambda: now[0])
+    assert console.seconds_left() is None
+    now[0] = 20.0
+    console.step(60, {})
+    assert console.seconds_left() == pytest.approx(80.0)
+    now[0] = 25.0
+    assert console.seconds_left() == pytest.approx(75.0)
+
+
+# --- numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_numbers():
+    assert [short(value) for value in (0.12344, 0.1, 12.346, 1234.5678, 1e-6, 0.0, 3, True, math.nan, -math.inf)] == [
+        "0.1234", "0.1", "12.35", "1235", "1e-06", "0", "3", "1", "nan", "-inf",
+    ]  # fmt: skip
+    assert [compact(value) for value in (12.0, 9999, 12345, 1.5e6)] == ["12", "9999", "12.3k", "1.5M"]
+    assert [duration(value) for value in (0, 42.4, 187, 7500, 273600)] == ["0:00", "0:42", "3:07", "2:05:00", "3 d 4 h"]
+    assert [percent(value) for value in (None, 0.4567)] == ["–", "45.7 %"]
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([2.0]) == "▁"
