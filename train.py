@@ -20,6 +20,7 @@ def main(arguments):
     # This checkout's code, here and in the processes it starts: another clone may be the one installed.
     sys.path.insert(0, SRC)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SRC, os.environ.get("PYTHONPATH")]))
+    os.environ["RAGEN_CALLER_DIR"] = os.getcwd()  # relative folders on the command line are meant from here
     os.chdir(ROOT)
     from ragen.cli import main as ragen
 

@@ -43,5 +43,7 @@ case "${PYTHONPATH:-}:" in
 esac
 export PYTHONPATH
 
+# Relative folders on the command line are meant from here.
+export RAGEN_CALLER_DIR="$PWD"
 cd -- "$ragen_root" || exit 2
 unset ragen_here ragen_root ragen_starter ragen_found ragen_candidate ragen_version

@@ -1,6 +1,7 @@
 """The command as a user runs it: in its own process, by exit status and output."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 HEAVY = ("torch", "transformers", "ray", "wandb")
 
 
@@ -72,7 +74,9 @@ def test_training_without_dry_run_says_that_it_cannot():
         (["train", "sokoban", "training.n_rolout=8"], "did you mean training.n_rollout?"),
         (["train", "trainer.test_freq=often"], "takes a whole number"),
         (["train", "algorithm.adv_estimator=ppo", "--dry-run"], "must be one of gae"),
-        (["train", "--config-name", "nowhere"], "no such recipe"),
+        (["train", "--config-name", "nowhere"], "no such recipe. Known: "),
+        (["train", "--config-name", ""], "no such recipe. Known: "),
+        (["train", "sokoban", "env.env_kwargs.dim_x=4", "env.env_kwargs.dim_y=4"], "no Sokoban level"),
         (["train", "--config-dir", "/nowhere/at/all"], "no such folder"),
         (["train", "--multirun", "trainer.test_freq=1"], "ragen sweep"),
         (["train", "--dryrun"], "--dryrun"),
@@ -137,3 +141,64 @@ def test_envs_lists_every_tag():
     run = ragen("envs", "--levels", "2", COLUMNS="200")
     for tag in ("CoordSokoban", "LargerSokoban", "FrozenLakeV1", "BanditTest", "TwoArmedBandit"):
         assert tag in run.stdout
+
+
+def test_a_full_disk_is_one_message_and_status_1():
+    code = "import sys; from ragen.cli import main; sys.exit(main(['train', '--dry-run']))"
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        )
+    assert run.returncode == 1
+    assert run.stderr == "ragen train: No space left on device: the output\n"
+
+
+@pytest.mark.parametrize("words", ["play sokoban --prompt", "envs --levels 1", "train sokoban --dry-run"])
+def test_a_reader_that_goes_away_is_no_error(words):
+    command = f"{sys.executable} -m ragen {words} </dev/null | true; echo ${{PIPESTATUS[0]}}"
+    run = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    )
+    assert (run.stdout, run.stderr) == ("0\n", "")
+
+
+def test_a_closed_input_ends_the_game():
+    run = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m ragen play sokoban <&-"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_terminal_without_unicode_shows_what_it_can():
+    run = ragen("play", "sokoban", "--agent", "optimal", PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
+    assert run.returncode == 0, run.stderr
+    assert "solved" in run.stdout
+
+
+@pytest.mark.parametrize("script", ["train.py", "ragen"])
+def test_a_relative_folder_is_meant_from_where_the_user_is(tmp_path, script):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/mine.yaml").write_text("trainer: {experiment_name: from-here}\n")
+    words = ["--config-dir", "recipes", "--config-name", "mine", "--dry-run"]
+    start = [sys.executable, str(ROOT / "train.py")] if script == "train.py" else ["bash", str(ROOT / "ragen"), "train"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT / "src"), "RAGEN_PYTHON": sys.executable}
+    run = subprocess.run([*start, *words], cwd=tmp_path, capture_output=True, text=True, env=environ)
+    assert run.returncode == 0, run.stderr
+    assert "from-here" in run.stdout
+
+
+def test_the_readme_shows_what_the_command_prints():
+    rows = dict(re.findall(r"^\| (Sokoban|FrozenLake) .* \| ([\d.]+ % \| [\d.]+ %) \|$", README, re.MULTILINE))
+    printed = ragen("envs", COLUMNS="200").stdout
+    for game, tag in {"Sokoban": "CoordSokoban", "FrozenLake": "FrozenLake"}.items():
+        line = next(line for line in printed.splitlines() if f" {tag} " in line)
+        assert [float(number) for number in re.findall(r"([\d.]+)%", line)] == [
+            float(number) for number in re.findall(r"([\d.]+) %", rows[game])
+        ]

@@ -5,6 +5,8 @@ ragen play sokoban
 """
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -40,8 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         options = parser.parse_args(arguments)
         verb = options.verb
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without √ still shows the board
     try:
-        return verb(options)
+        status = verb(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a failure has a handler
+        return status
     except ValueError as error:
         print(f"ragen {arguments[0]}: {error}", file=sys.stderr)
         return 2
@@ -49,8 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away (`ragen envs | head`): nothing to report
+        _discard_output()  # the reader of our output went away (`ragen envs | head`): nothing to report
         return 0
+    except OSError as error:
+        _discard_output()
+        print(f"ragen {arguments[0]}: {error.strerror or error}: {error.filename or 'the output'}", file=sys.stderr)
+        return 1
+
+
+def _discard_output() -> None:
+    """What is still buffered cannot be written; without this the interpreter would try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=PLAY_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    play.add_argument("environment", metavar="ENV", help="sokoban, frozenlake, bandit, or a tag (see ragen envs)")
+    play.add_argument(
+        "environment", metavar="ENV", help="sokoban, frozenlake, bandit, a tag (see ragen envs), or module:Class"
+    )
     play.add_argument("--seed", type=int, default=0, help="which level (default 0)")
     play.add_argument("--split", default="val", help="train, val, test or sft (default val)")
     play.add_argument("--agent", default="human", help="human, random or optimal (default human)")
@@ -104,13 +122,19 @@ def _train(options: argparse.Namespace) -> int:
         raise ValueError(
             "--multirun: one call is one run; `ragen sweep` will take several values, this version has none yet"
         )
-    resolved = resolve(options.words, options.config_name, options.config_dir)
+    resolved = resolve(options.words, options.config_name, _from_caller(options.config_dir))
     if options.dry_run:
         print(explain(resolved), end="")
         return 0
     for key, reason in resolved.no_effect.items():
         print(f"no effect: {key}: {reason}", file=sys.stderr)
     raise ValueError("the configuration is valid, but this version cannot train yet; --dry-run shows the resolved plan")
+
+
+def _from_caller(folder: str | None) -> str | None:
+    """A relative folder is meant from where the user is; the entry scripts change to the repository's root."""
+    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
+    return folder if folder is None else os.path.join(caller, folder)
 
 
 def _play(options: argparse.Namespace) -> int:

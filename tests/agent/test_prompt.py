@@ -107,6 +107,13 @@ def test_the_total_is_what_turns_and_tag_allow_together(prompt_of):
     assert "a single action" in prompt_of(tag=long, max_turn=1, max_actions_per_turn=1).system_text()
 
 
+def test_a_game_of_one_action_that_ends_on_nonsense_has_one_turn(prompt_of, corridor):
+    once = Tag(max_actions_per_traj=1, end_on_invalid=True)
+    assert "Turn 1 of 1\n" in prompt_of(tag=once).turn_text(1, corridor.reset(0), 1, False)
+    patient = Tag(max_actions_per_traj=1)
+    assert "Turn 1 of 5\n" in prompt_of(tag=patient).turn_text(1, corridor.reset(0), 1, False)
+
+
 @pytest.mark.parametrize(("think", "prefix"), [(True, "<think>"), (False, "<answer>")])
 @pytest.mark.parametrize("style", STYLES)
 def test_the_form_begins_with_the_forced_opening(prompt_of, style, think, prefix):

@@ -179,7 +179,7 @@ def test_the_mask_worked_by_hand(view_with):
             view.system_text,
             "turn 1/5\n__P__\n10 left",
             "[ One.</think><answer>Left</answer><|im_end|>]",
-            "reward -0.25\nturn 2/5\n__P__\n10 left",
+            "reward -0.25\nturn 2/5\n__P__\n8 left",
         ).replace("]<|im_end|>", "]")
         + "[ Two, and then the]"
     )

@@ -4,7 +4,7 @@ import pytest
 
 from ragen.config.compose import resolve
 from ragen.config.schema import Config
-from ragen.config.tree import build, leaves, to_dict
+from ragen.config.tree import ConfigError, build, leaves, to_dict
 
 
 def tree(*words, **options):
@@ -38,6 +38,12 @@ def tree(*words, **options):
         (["+custom_envs.Mine.env_type=sokoban", "+custom_envs.Mine.env_config={num_boxes: 2}"], "custom_envs.Mine.env_config.num_boxes", 2),
         (["ppo_mini_batch_size=64"], "critic.ppo_mini_batch_size", 64),
         (["ppo_mini_batch_size=64", "critic.ppo_mini_batch_size=16"], "critic.ppo_mini_batch_size", 16),
+        (["lora={rank: 8}", "lora.rank=4"], "lora.rank", 4),
+        (["trainer.experiment_name=1e-3"], "trainer.experiment_name", "1e-3"),
+        (["trainer.experiment_name=1_000"], "trainer.experiment_name", "1_000"),
+        (["trainer.experiment_name=true"], "trainer.experiment_name", "true"),
+        (["custom_envs.CoordSokoban.env_instruction=007"], "custom_envs.CoordSokoban.env_instruction", "007"),
+        (["custom_envs.FrozenLake.env_config.is_slippery=no"], "custom_envs.FrozenLake.env_config.is_slippery", "no"),
         (["actor_rollout_ref.rollout.rollout_filter_include_zero=false"], "actor_rollout_ref.rollout.rollout_filter_include_zero", False),
     ],
 )  # fmt: skip
@@ -60,12 +66,55 @@ def test_own_recipes(tmp_path):
     assert mine["trainer.experiment_name"] == "sokoban-main"
 
 
+def test_a_recipe_needs_no_defaults_list(tmp_path):
+    (tmp_path / "plain.yaml").write_text("agent_proxy: {max_turn: 3}\ntrainer: {}\n")
+    (tmp_path / "empty.yaml").write_text("")
+    assert tree(config_name="plain", config_dir=str(tmp_path))["agent_proxy.max_turn"] == 3
+    assert tree(config_name="empty", config_dir=str(tmp_path)) == tree()
+
+
+def test_built_in_recipes_are_found_beside_one_s_own(tmp_path):
+    folder = tmp_path / "it's, odd"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("defaults: [_1_bandit, _self_]\n")
+    assert tree(config_name="_2_sokoban", config_dir=str(folder))["trainer.experiment_name"] == "sokoban-main"
+    assert tree(config_name="mine", config_dir=str(folder))["agent_proxy.max_turn"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("trainer: [1", "recipe"),
+        ("- a", "recipe"),
+        ("5", "recipe"),
+        ("defaults: [nowhere]", "nowhere"),
+        ("trainer:", "trainer=null: this is a group of keys"),
+        ("trainer: {test_frq: 3}", "recipe mine: unknown key trainer.test_frq; did you mean trainer.test_freq?"),
+        ("training: {n_rollout: 8}", "a recipe says es_manager.train.group_size"),
+        ("actor_rollout_ref: {actor: {use_ref: false, use_kl_loss: true, kl_loss_coef: 0.1}}", "use_ref=False, but"),
+    ],
+)
+def test_a_broken_recipe_is_one_message(tmp_path, text, says):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        resolve([], config_name="mine", config_dir=str(tmp_path), environ={})
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "group", ["actor_rollout_ref.model", "trainer", "critic", "es_manager.val", "custom_envs", "lora", "training", "custom_envs.CoordSokoban.env_config"],
+)  # fmt: skip
+def test_an_empty_group_changes_nothing(group):
+    assert tree(f"{group}={{}}") == tree()
+
+
 def test_origins():
     resolved = resolve(["sokoban", "training.n_rollout=8", "training.ppo_batch_size=64", "lora.rank=4"], environ={})
     origins = resolved.origins
     assert origins["es_manager.train.group_size"] == "command line: training.n_rollout=8"
     assert origins["lora.rank"] == "command line"
     assert origins["actor_rollout_ref.model.lora_rank"] == "follows lora.rank"
+    assert origins["trainer.default_local_dir"] == "follows trainer.project_name, trainer.experiment_name"
     assert origins["agent_proxy.max_actions_per_turn"] == "v1 default (sokoban)"
     assert "10000 levels / 8 groups x 5 epochs" in origins["trainer.total_training_steps"]
     assert "agent_proxy.max_turn" not in origins  # set by the dialect, to the value it has anyway
@@ -109,6 +158,18 @@ def test_kl_moves_into_the_reward():
         ("5,6,7", [], "5"),
         ("5,6", ["system.CUDA_VISIBLE_DEVICES='3'"], "3"),
         ("", [], ""),
+        ("-1", [], ""),
+        ("0,", [], "0"),
+        (" 5 , 6 ", ["trainer.n_gpus_per_node=2"], "5,6"),
+        ("NoDevFiles", [], ""),
+        ("GPU-8932f937-d72c", [], "GPU-8932f937-d72c"),
+        ("5", ["system.CUDA_VISIBLE_DEVICES="], ""),
+        ("5", ["system.CUDA_VISIBLE_DEVICES=null"], ""),
+        ("5", ["system.CUDA_VISIBLE_DEVICES=-1"], ""),
+        ("5", ["system={CUDA_VISIBLE_DEVICES: '0,1', n_gpus: 2}"], "0,1"),
+        ("5", ["~system.CUDA_VISIBLE_DEVICES"], "5"),
+        (None, ["system.CUDA_VISIBLE_DEVICES= 0 , 1 ", "trainer.n_gpus_per_node=2"], "0,1"),
+        (None, ["system.CUDA_VISIBLE_DEVICES=[MIG-a,MIG-b]", "trainer.n_gpus_per_node=2"], "MIG-a,MIG-b"),
     ],
 )
 def test_device_list(visible, words, devices):
@@ -137,6 +198,33 @@ def test_no_effect_keys_are_listed_only_when_typed():
     assert resolve(["sokoban"], environ={}).no_effect == {}
     typed = resolve(["training.binary_reward=True", "actor_rollout_ref.actor.use_ref=False"], environ={})
     assert set(typed.no_effect) == {"training.binary_reward", "actor_rollout_ref.actor.use_ref"}
+
+
+@pytest.mark.parametrize(
+    ("words", "listed"),
+    [
+        (["sokoban", "training.total_epochs=3", "training.max_start_length=500", "training.max_obs_length=100"], set()),
+        (["sokoban", "training.total_epochs=3", "trainer.total_training_steps=7"], {"training.total_epochs"}),
+        (["training.rollout_tp_size=2"], {"training.rollout_tp_size"}),
+        (["custom_envs.CoordSokoban.max_workers=4"], {"custom_envs.CoordSokoban.max_workers"}),
+        (["custom_envs={CoordSokoban: {parallel_friendly: True}}"], {"custom_envs.CoordSokoban.parallel_friendly"}),
+        (["actor_rollout_ref.rollout={enforce_eager: False, top_k: -1}"], {"actor_rollout_ref.rollout.enforce_eager"}),
+        (["~actor_rollout_ref.rollout.enforce_eager"], set()),
+    ],
+)
+def test_exactly_the_keys_without_effect_are_listed(words, listed):
+    assert set(resolve(words, environ={}).no_effect) == listed
+
+
+def test_keys_without_effect_in_a_recipe_are_listed(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "actor_rollout_ref: {rollout: {enforce_eager: true}}\ncustom_envs: {CoordSokoban: {max_workers: 3}}\n"
+    )
+    resolved = resolve([], config_name="mine", config_dir=str(tmp_path), environ={})
+    assert set(resolved.no_effect) == {
+        "actor_rollout_ref.rollout.enforce_eager",
+        "custom_envs.CoordSokoban.max_workers",
+    }
 
 
 def test_a_config_rebuilds_from_its_own_dict():

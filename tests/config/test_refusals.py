@@ -56,7 +56,44 @@ REFUSED = [
     (["sokoban", "training.n_rollout=8", "es_manager.train.group_size=16"], "training.n_rollout and es_manager.train.group_size"),
     (["sokoban", "training.train_data_num=4"], "fewer than the 8 groups"),
     (["sokoban", "actor_rollout_ref.actor.use_ref=False"], "KL loss with coefficient 0.001"),
+    (["agent_proxy.max_context_window=0"], "agent_proxy.max_context_window=0"),
+    (["agent_proxy.action_sep=' '"], "agent_proxy.action_sep=' '"),
+    (["sokoban", "env.env_kwargs.dim_x=4", "env.env_kwargs.dim_y=4"], "no Sokoban level"),
+    (["es_manager.format_penalty=0.1"], "must not be above 0"),
+    (["custom_envs.CoordSokoban.max_tokens=0"], "custom_envs.CoordSokoban.max_tokens=0: must be at least 1"),
+    (["model_path=''"], "model_path=: must not be empty"),
+    (["trainer.default_local_dir=''"], "must not be empty"),
+    (["trainer.experiment_name=' '"], "must not be empty"),
+    (["lora.alpha=0", "lora.rank=8"], "lora.alpha=0: must be at least 1 with lora.rank=8"),
+    (["trainer.resume_from_path=/x/global_step_foo"], "global_step_<N>"),
+    (["trainer.gradient_analysis_only=True"], "gradient_analysis_mode=True"),
+    (["es_manager.train.env_configs.tags=[]"], "tags is empty"),
+    (["es_manager.val.env_configs.tags=[CoordSokoban,CoordSokoban]", "es_manager.val.env_configs.n_groups=[256,256]"], "listed twice"),
+    (["trainer.n_gpus_per_node=100000000"], "is more than 1024"),
+    (["actor_rollout_ref.rollout.rollout_filter_strategy=top_k_abs", "actor_rollout_ref.rollout.rollout_filter_value=inf"], "finite"),
+    (["algorithm.gamma=nan"], "finite"),
+    (["actor_rollout_ref.actor.optim.betas=[0.9,nan]"], "a list, each item a number"),
+    (["trainer.test_freq=1" + "0" * 400], "a number of 401 digits"),
+    (["algorithm.gamma=1" + "0" * 400], "a number of 401 digits"),
+    (["trainer.test_freq=1" + "0" * 5000], "cannot read"),
+    (["custom_envs.CoordSokoban.env_type=os:path"], "no subclass of ragen.env.base.Environment"),
+    (["custom_envs.CoordSokoban.env_type=.a:x"], "package.module:Class"),
+    (["custom_envs.CoordSokoban.env_type=ragen.env.base:Environment"], "is not complete"),
+    (["~custom_envs.CoordSokoban.env_config.dim_x", "~custom_envs.CoordSokoban.env_config.dim_y", "custom_envs.CoordSokoban.env_config={dim_room: [a,b]}"], "dim_room=['a', 'b']: takes a list of 2"),
+    (["~custom_envs.CoordSokoban.env_config.dim_x", "~custom_envs.CoordSokoban.env_config.dim_y", "custom_envs.CoordSokoban.env_config={dim_room: [6.5,6]}"], "takes a list of 2"),
+    (["system.CUDA_VISIBLE_DEVICES=0,0", "trainer.n_gpus_per_node=2"], "listed twice"),
+    (["system.CUDA_VISIBLE_DEVICES=a,b", "trainer.n_gpus_per_node=2"], "'a' is no device"),
     # the command itself
+    (["~"], "names no key"),
+    (["=5"], "names no key"),
+    (["trainer="], "trainer=null: this is a group of keys"),
+    (["training="], "training=null: this is a group of keys"),
+    (["trainer.test_freq@x=5"], "@x"),
+    (["trainer.test_freq={a: 1}"], "trainer.test_freq={'a': 1}: takes a whole number"),
+    (["actor_rollout_ref.rollout={enforce_eagr: False}"], "did you mean actor_rollout_ref.rollout.enforce_eager?"),
+    (["zzz.y=3"], "unknown key zzz.y. Sections: actor_rollout_ref, "),
+    (["es_manager.train.env_configs.tags=[Qqq]"], "unknown tag Qqq. Known: Bandit"),
+    (["qqq"], "key=value. Environments: sokoban"),
     (["sokobann"], "did you mean sokoban?"),
     (["sokoban", "frozenlake"], "more than one environment"),
     (["trainer.test_freq=1,2"], "several values"),
@@ -76,6 +113,36 @@ def test_refused(words, message):
 def test_unknown_recipe_lists_the_known():
     with pytest.raises(ConfigError, match="_2_sokoban"):
         resolve([], config_name="_2_sokobn", environ={})
+
+
+@pytest.mark.parametrize("name", ["", "zzzzzzz"])
+def test_a_recipe_without_a_name_is_refused(name):
+    with pytest.raises(ConfigError, match=r"no such recipe\. Known: _1_bandit"):
+        resolve([], config_name=name, environ={})
+
+
+def test_sections_are_only_sections():
+    with pytest.raises(ConfigError) as caught:
+        resolve(["zzz.y=3"], environ={})
+    assert "model_path" not in str(caught.value) and "ppo_mini_batch_size" not in str(caught.value)
+
+
+def test_ranges_stop_before_combinations():
+    with pytest.raises(ConfigError) as caught:
+        resolve(["ppo_mini_batch_size=-3", "algorithm.bi_level_gae=True"], environ={})
+    assert str(caught.value) == "ppo_mini_batch_size=-3: must be at least 1"
+
+
+@pytest.mark.parametrize("visible", ["0,0", "a,b"])
+def test_a_wrong_device_list_in_the_environment_names_the_variable(visible):
+    with pytest.raises(ConfigError, match=r"^variable CUDA_VISIBLE_DEVICES="):
+        resolve([], environ={"CUDA_VISIBLE_DEVICES": visible})
+
+
+def test_a_filter_that_keeps_more_than_there_is_is_noted():
+    where = "actor_rollout_ref.rollout.rollout_filter"
+    notes = resolve([f"{where}_strategy=top_k_abs", f"{where}_value=9"], environ={}).notes
+    assert notes == ["top_k_abs keeps 9 groups, and there are only 8: nothing is filtered"]
 
 
 def test_environment_and_recipe_are_two_starting_points():

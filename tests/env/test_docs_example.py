@@ -1,4 +1,4 @@
-"""The example in `docs/add-an-environment.md` is run as it stands."""
+"""The example in `docs/add-an-environment.md` is followed as it stands: the file, the recipe, the registry line."""
 
 import re
 import sys
@@ -6,29 +6,48 @@ from pathlib import Path
 
 import pytest
 
+import ragen.env
+from ragen.cli import main
+from ragen.config.compose import resolve
+from ragen.env import registry
 from ragen.env.base import Tag
 from ragen.env.check import check_environment
-from ragen.env.registry import environment_class, make
+from ragen.env.registry import catalogue, environment_class, make
 from ragen.env.solve import Budget, optimal_success
 
-GUIDE = Path(__file__).parents[2] / "docs" / "add-an-environment.md"
+GUIDE = (Path(__file__).parents[2] / "docs" / "add-an-environment.md").read_text()
 PATH = "number_line:NumberLine"
 
 
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+
+
 @pytest.fixture(scope="module")
-def code_blocks():
-    return re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+def folder(tmp_path_factory):
+    """The first block, saved under the name that the guide tells."""
+    path = tmp_path_factory.mktemp("guide")
+    (path / "number_line.py").write_text(blocks("python")[0])
+    return path
 
 
 @pytest.fixture(scope="module", autouse=True)
-def installed(code_blocks, tmp_path_factory):
-    """The first block, saved under the name that the guide tells."""
-    folder = tmp_path_factory.mktemp("guide")
-    (folder / "number_line.py").write_text(code_blocks[0])
+def _on_the_path(folder):
     sys.path.insert(0, str(folder))
     yield
     sys.path.remove(str(folder))
     sys.modules.pop("number_line", None)
+
+
+@pytest.fixture
+def registered(folder, monkeypatch):
+    """The file lies in `ragen/env`, and the guide's line is in the registry."""
+    monkeypatch.setattr(ragen.env, "__path__", [*ragen.env.__path__, str(folder)])
+    line = blocks("text")[0]
+    name, path = re.fullmatch(r'"(\w+)": "([\w.:]+)",\n', line).groups()
+    monkeypatch.setitem(registry.ENVIRONMENTS, name, path)
+    yield name
+    sys.modules.pop("ragen.env.number_line", None)
 
 
 def test_it_keeps_the_contract_in_several_settings():
@@ -37,19 +56,17 @@ def test_it_keeps_the_contract_in_several_settings():
         check_environment(cls(cls.Config(**settings)))
 
 
-def test_the_other_blocks_run(code_blocks, capsys):
+def test_the_other_blocks_run(capsys):
     names = {"NumberLine": environment_class(PATH)}
-    for block in code_blocks[1:]:
+    for block in blocks("python")[1:]:
         exec(block, names)
     assert "Baselines(random=0." in capsys.readouterr().out
 
 
-def test_its_tag_and_a_tag_of_one_s_own():
-    own = environment_class(PATH).TAGS["NumberLine"]
-    assert make(own).config.goal == 5
+def test_a_tag_of_one_s_own():
     windy = make(Tag(env_type=PATH, env_config={"goal": 7, "wind": 0.4}))
     assert "7" in windy.render(windy.reset(0))
-    with pytest.raises(ValueError, match="'wind'"):
+    with pytest.raises(ValueError, match="did you mean wind"):
         make(Tag(env_type=PATH, env_config={"winde": 0.4}))
 
 
@@ -60,3 +77,31 @@ def test_its_optimum_is_the_one_worked_by_hand():
     # A jump arrives with 0.75; blown back to 1, the second jump arrives for certain.
     assert optimal_success(env, state, Budget(1, 1, 1)) == pytest.approx(0.75)
     assert optimal_success(env, state, Budget(2, 1, 2)) == pytest.approx(1.0)
+
+
+def test_the_recipe_resolves_and_its_plan_is_printed(tmp_path, capsys):
+    (tmp_path / "windy.yaml").write_text(blocks("yaml")[0])
+    config = resolve([], config_name="windy", config_dir=str(tmp_path), environ={}).config
+    assert config.es_manager.train.env_configs.tags == config.es_manager.val.env_configs.tags == ["WindyLine"]
+    assert main(["train", "--config-dir", str(tmp_path), "--config-name", "windy", "--dry-run"]) == 0
+    assert "WindyLine: random play succeeds in" in capsys.readouterr().out
+
+
+def test_it_is_played_without_being_registered(capsys):
+    assert main(["play", PATH, "--agent", "optimal", "--prompt"]) == 0
+    out = capsys.readouterr().out
+    assert "You stand at" in out and "Forward, Back, Jump" in out and "optimal play starts with" in out
+
+
+def test_the_registry_line_brings_its_tag(registered):
+    assert catalogue()["NumberLine"].env_type == registered
+    assert make(catalogue()["NumberLine"]).config.goal == 5
+    words = ["es_manager.train.env_configs.tags=[NumberLine]", "es_manager.val.env_configs.tags=[NumberLine]"]
+    assert resolve(words, environ={}).config.custom_envs["NumberLine"].env_type == registered
+    assert resolve(["sokoban"], environ={}).config.custom_envs["NumberLine"].max_actions_per_traj == 10
+
+
+def test_every_command_works_with_it_registered(registered, capsys):
+    assert main(["play", "NumberLine", "--agent", "random"]) == 0
+    assert main(["envs", "--levels", "1"]) == 0
+    assert "NumberLine" in capsys.readouterr().out

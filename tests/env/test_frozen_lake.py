@@ -195,7 +195,7 @@ def test_tags_are_those_of_the_catalogue():
     assert {name: tag.max_tokens for name, tag in tags.items()} == {
         "FrozenLake": 100,
         "CoordFrozenLake": 120,
-        "FrozenLakeV1": 100,
+        "FrozenLakeV1": None,
     }
     assert make(tags["FrozenLake"]).config == FrozenLake.Config()
     assert make(tags["CoordFrozenLake"]).config.observation_format == "grid_coord"

@@ -32,6 +32,8 @@ class Prompt(ABC):
         self.rules = rules
         self.reply_budget = reply_limit if tag.max_tokens is None else min(tag.max_tokens, reply_limit)
         self.max_actions = min(rules.max_actions_per_turn, tag.max_actions_per_traj)
+        # Where a turn without an action ends the episode, there are no more turns than actions.
+        self.max_turns = min(rules.max_turn, tag.max_actions_per_traj) if tag.end_on_invalid else rules.max_turn
         self.total_actions = min(tag.max_actions_per_traj, rules.max_turn * rules.max_actions_per_turn)
         self.fixed_actions = _actions_of_every_level(env)
 
@@ -84,7 +86,7 @@ class FullPrompt(Prompt):
 
     def turn_text(self, turn_number: int, state: State, actions_left: int, warn_invalid: bool) -> str:
         return _lines(
-            f"Turn {turn_number} of {self.rules.max_turn}",
+            f"Turn {turn_number} of {self.max_turns}",
             f"State:\n{self.env.render(state)}",
             "Your last reply named no valid action, so nothing was done." if warn_invalid else "",
             _labelled("Available actions: ", self._actions_shown_with(state)),
@@ -109,7 +111,7 @@ class FullPrompt(Prompt):
         return "\n-----\n".join([heading, *blocks, "Now:"]) + "\n\n"
 
     def _limits(self) -> str:
-        in_all = f"{_count(self.total_actions, 'action')} in at most {_count(self.rules.max_turn, 'turn')}"
+        in_all = f"{_count(self.total_actions, 'action')} in at most {_count(self.max_turns, 'turn')}"
         if self.total_actions == 1:
             return "You take a single action, which ends the episode."
         if self.max_actions == 1:
@@ -132,7 +134,7 @@ class TersePrompt(Prompt):
     def turn_text(self, turn_number: int, state: State, actions_left: int, warn_invalid: bool) -> str:
         # A state may begin or end with a blank; a line before and after it keeps templates from trimming it.
         return _lines(
-            f"turn {turn_number}/{self.rules.max_turn}",
+            f"turn {turn_number}/{self.max_turns}",
             self.env.render(state),
             self._actions_shown_with(state),
             "no valid action" if warn_invalid else "",

@@ -93,7 +93,7 @@ def _apply(tree: Layers, layer: Iterable[Typed], environment: str | None) -> dic
             assigned[key] = (value, item)
             if item.delete and not _is_dialect(item):
                 if item.value is not None:
-                    tree.expect(key, item.value)
+                    tree.expect(key, item.value, item.key)
                 tree.reset(key)
             else:
                 note = f": {item.key}={shown(item.value)}" if _is_dialect(item) and not item.delete else ""
@@ -112,7 +112,7 @@ def _tree_values(tree: Layers, item: Typed, environment: str | None) -> dict[str
         return v1.translate(item.key, item.value, environment)
     if item.value is not None:
         for key, value in v1.translate(item.key, item.value, environment).items():
-            tree.expect(key, value)
+            tree.expect(key, value, item.key)
     return v1.default_values(item.key, environment)
 
 

@@ -39,10 +39,10 @@ def derived_lines(config: Config) -> Iterator[str]:
         yield f"validation by rollouts: {_episodes(config.es_manager.val)}"
     else:
         reference, critic = derive.reference_model(config), derive.critic_model(config)
-        windowed = derive.turns_text(config)
-        yield f"episodes per step: {_episodes(config.es_manager.train)}"
+        windowed, train = derive.turns_text(config), config.es_manager.train
+        yield f"episodes per step: {_episodes(train)}"
         if windowed:
-            yield f"samples per step: at most {derive.samples_per_step(config)} ({_shape(config.es_manager.train)}{windowed})"
+            yield f"samples per step: at most {derive.samples_per_step(config)} ({_shape(train)}{windowed})"
         at_most = "at most " if windowed else ""
         yield f"updates per step: {at_most}{derive.updates_per_step(config)} (when the filter keeps every group)"
         yield f"training steps: {config.trainer.total_training_steps}"
@@ -63,11 +63,12 @@ def success_lines(config: Config) -> Iterator[str]:
         limit = derive.budget(config, tag)
         reached = reach(env, seeds, "val", limit)
         players = {"random": reached.random, "optimal": reached.optimal}
-        known = [f"{player} play {success:.1%}" for player, success in players.items() if isinstance(success, float)]
+        known = {player: success for player, success in players.items() if not isinstance(success, str)}
         if known:
+            rates = ", ".join(f"{player} play in {success:.1%}" for player, success in known.items())
             yield (
-                f"{tag}: success of {', of '.join(known)}, over {_levels(reached.num_levels, size)} ({limit.turns} "
-                f"turns of up to {limit.actions_per_turn}, at most {limit.total} actions)"
+                f"{tag}: {rates.replace(' in ', ' succeeds in ', 1)} of {_levels(reached.num_levels, size)} "
+                f"({limit.turns} turns of up to {limit.actions_per_turn}, at most {limit.total} actions)"
             )
         for player, reason in players.items():
             if isinstance(reason, str):

@@ -191,7 +191,7 @@ def environments(config: Config, name: Name) -> Problems:
 def _setting_named(problem: str, where: str, name: Name) -> str:
     """A problem with one setting, `env_config.size=0: …`, under the key that the user knows it by."""
     setting = re.match(r"env_config\.\w+", problem)
-    return f"{name(f'{where}.{setting[0]}')}{problem[setting.end():]}" if setting else f"{where}: {problem}"
+    return f"{name(f'{where}.{setting[0]}')}{problem[setting.end() :]}" if setting else f"{where}: {problem}"
 
 
 def _try_levels(tag: Tag, levels: list[tuple[int, str]]) -> None:

@@ -44,7 +44,7 @@ class LoadedModel:
 
 def find_model(name: str) -> Source:
     if name in ("pocket", "pocket-blank"):
-        from ragen.model.pocket import pocket_folder
+        from ragen.model.pocket.load import pocket_folder
 
         return Source(name, pocket_folder())
     if name == "smollm2":
@@ -71,12 +71,12 @@ def load_model(source: Source, device: str | torch.device | None = None) -> Load
     dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
     if config.model_type not in FAMILIES:
         return LoadedModel(_load_theirs(source.folder, dtype).to(device), tokenizer, source)
-    model = Decoder(Shape.of(config))
     if source.name == "pocket-blank":
-        from ragen.model.pocket import blank_weights
+        from ragen.model.pocket.load import blank_pocket
 
-        from_huggingface(model, blank_weights())
+        model, tokenizer = blank_pocket()
     else:
+        model = Decoder(Shape.of(config))
         from_huggingface(model, _read_weights(source.folder))
     return LoadedModel(model.to(device=device, dtype=dtype), tokenizer, source)
 

@@ -1,0 +1,55 @@
+"""Device lists: one spelling for all of them, and which one a run gets.
+
+normal_list(" 0 , 1 "), normal_list([0, 1]), normal_list("'0,1'")    # "0,1" each
+normal_list(None), normal_list("-1")                                 # "": no device
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ragen.typed import ConfigError, shown
+
+KEY = "system.CUDA_VISIBLE_DEVICES"
+V1_KEY = "system.cuda_visible_devices"
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+NONE = ("", "-1", "null", "none", "nodevfiles")  # the last is what some schedulers export on a node without GPUs
+
+
+def normal_list(value: Any, name: str = KEY) -> str:
+    """`0,1` for a device list in any of its spellings: bare, quoted, or as a list; empty for no device."""
+    text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else "" if value is None else str(value)
+    if text.strip(" '\"[]").lower() in NONE:
+        return ""
+    devices = [part.strip(" '\"[]") for part in text.split(",")]
+    devices = [device for device in devices if device]
+    for device in devices:
+        if not (device.isdecimal() and device.isascii()) and not device.startswith(("GPU-", "MIG-")):
+            raise ConfigError(
+                f"{name}={shown(value)}: {shown(device)!r} is no device; write numbers or GPU-… and MIG-… names"
+            )
+    if len(set(devices)) < len(devices):
+        raise ConfigError(f"{name}={shown(value)}: a device is listed twice")
+    return ",".join(devices)
+
+
+def count(devices: str) -> int:
+    return len(devices.split(",")) if devices else 0
+
+
+def choose(devices: str, num_gpus: int, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """The device list of a run that was not told one, and where it comes from; None where it can stay as it is.
+
+    The process's own `CUDA_VISIBLE_DEVICES` stands; without it, the first `num_gpus` are taken.
+    """
+    visible = environ.get(VARIABLE)
+    if visible is None:
+        if num_gpus == 1 or count(devices) == num_gpus:
+            return None
+        return ",".join(map(str, range(num_gpus))), "derived from trainer.n_gpus_per_node"
+    listed = normal_list(visible, f"variable {VARIABLE}")
+    if 0 < count(listed) < num_gpus:
+        raise ConfigError(
+            f"trainer.n_gpus_per_node={num_gpus}, but {VARIABLE}={listed} in the environment lists {count(listed)}: "
+            f"ask for {count(listed)}, or unset the variable"
+        )
+    return ",".join(listed.split(",")[:num_gpus]), f"environment {VARIABLE}"

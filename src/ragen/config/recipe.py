@@ -1,0 +1,48 @@
+"""Recipes: YAML files that hold only differences from the schema's defaults. Hydra composes them with one another.
+
+compose_recipe("_2_sokoban"), compose_recipe("mine", config_dir="my/recipes")
+"""
+
+from pathlib import Path
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ragen.typed import ConfigError, nearest_of
+
+BUILT_IN = Path(__file__).parent / "recipes"
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
+
+
+def compose_recipe(name: str, config_dir: str | None = None) -> DictConfig:
+    """What a recipe sets, with all that it builds upon, references unresolved. One's own come before the built-in."""
+    folders = [BUILT_IN]
+    if config_dir is not None:
+        if not Path(config_dir).is_dir():
+            raise ConfigError(f"--config-dir {config_dir}: no such folder")
+        folders.insert(0, Path(config_dir).resolve())
+    name = name.removesuffix(".yaml")
+    known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    if name not in known:
+        raise ConfigError(f"--config-name {name or repr(name)}: no such recipe{nearest_of(name, known)}")
+    home = next(folder for folder in folders if (folder / f"{name}.yaml").is_file())
+    others = ",".join(_quoted(f"file://{folder}") for folder in folders if folder != home)
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(home), version_base="1.3"):
+            recipe = compose(name, overrides=[f"hydra.searchpath=[{others}]"] if others else [])
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"recipe {home / name}.yaml: {error}") from error
+    OmegaConf.set_struct(recipe, False)
+    return recipe
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,30 @@
+"""The setting that a tag is trained in: its rules come from the start that names it, not from the tree's defaults.
+
+start_of("FrozenLakeV1").agent_proxy.max_actions_per_turn    # 1: `train.sh frozenlake`
+start_of("BanditTest").agent_proxy.max_turn                  # 1: recipe _1_bandit
+"""
+
+from omegaconf import OmegaConf
+
+from ragen.config import v1
+from ragen.config.compose import resolve
+from ragen.config.recipe import compose_recipe, recipe_names
+from ragen.config.schema import Config
+
+
+def _recipe_of(tag: str) -> str | None:
+    """The recipe that names a tag; the tree's own tag needs none."""
+    for name in recipe_names():
+        recipe = compose_recipe(name)
+        for split in ("train", "val"):
+            if tag in OmegaConf.select(recipe, f"es_manager.{split}.env_configs.tags", default=()):
+                return name
+    return None
+
+
+def start_of(tag: str) -> Config:
+    """The config that the tag is trained with; the tree's defaults for a tag that no start names."""
+    for environment, start in v1.ENVIRONMENTS.items():
+        if start.tag == tag:
+            return resolve([environment], environ={}).config
+    return resolve([], config_name=_recipe_of(tag), environ={}).config

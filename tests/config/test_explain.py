@@ -1,0 +1,91 @@
+"""The printed plan: readable as YAML whatever the values are, and done in seconds whatever the setting is."""
+
+import time
+
+import pytest
+import yaml
+
+from ragen.config import reach as reach_module
+from ragen.config.compose import resolve
+from ragen.config.explain import derived_lines, explain
+from ragen.config.reach import MAX_LEVELS, reach
+from ragen.config.starts import start_of
+from ragen.env.registry import catalogue, make
+from ragen.env.solve import Budget, baselines
+
+
+def plan(*words, **options):
+    return explain(resolve(words, environ={}, **options))
+
+
+def lines(*words, **options):
+    return list(derived_lines(resolve(words, environ={}, **options).config))
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "bell \x07 and \x85", "# no comment", "a: b", "'", "√ 😀"])
+def test_any_text_survives_as_yaml(text):
+    resolved = resolve([], environ={})
+    resolved.config.trainer.experiment_name = text
+    resolved.config.trainer.logger = [text]
+    resolved.origins["trainer.experiment_name"] = f"recipe {text}"
+    resolved.config.ray_kwargs.ray_init = {"on": 1, "a\nb": 2, "null": 3}
+    tree = yaml.safe_load(explain(resolved))
+    assert tree["trainer"]["experiment_name"] == text
+    assert tree["trainer"]["logger"] == [text]
+    assert tree["ray_kwargs"]["ray_init"] == {"on": 1, "a\nb": 2, "null": 3}
+
+
+def test_a_typed_text_of_two_lines():
+    tree = yaml.safe_load(plan("custom_envs.CoordSokoban.env_instruction='one\ntwo'"))
+    assert tree["custom_envs"]["CoordSokoban"]["env_instruction"] == "one\ntwo"
+
+
+def test_windowed_contexts_count_their_turns():
+    words = lines("agent_proxy.context_window_mode=single_turn")
+    assert "samples per step: at most 640 (8 groups x 16 x up to 5 turns)" in words
+    assert any(line.startswith("updates per step: at most 20 ") for line in words)
+    with pytest.raises(ValueError, match="8 groups x 16 x up to 5 turns = 640"):
+        resolve(["agent_proxy.context_window_mode=single_turn", "ppo_mini_batch_size=641"], environ={})
+
+
+def test_an_optimum_that_is_too_much_work_is_not_computed():
+    slippery = "custom_envs.CoordFrozenLake.env_config.success_rate=0.8"
+    for per_turn in (7, 10):
+        start = time.monotonic()
+        words = lines(slippery, f"agent_proxy.max_actions_per_turn={per_turn}", config_name="_3_frozen_lake")
+        assert time.monotonic() - start < 30
+        assert any("random play succeeds in" in line for line in words)
+        assert any("CoordFrozenLake: optimal: not computed, because 4 actions" in line for line in words)
+
+
+def test_an_endless_budget_is_not_followed():
+    words = ["agent_proxy.max_turn=1000000000", "custom_envs.FrozenLake.max_actions_per_traj=1000000000"]
+    tags = [f"es_manager.{split}.env_configs.tags=[FrozenLake]" for split in ("train", "val")]
+    assert any("random: not computed" in line for line in lines(*words, *tags))
+
+
+def test_the_levels_of_a_plan_are_capped():
+    assert any(
+        f"the first {MAX_LEVELS} of 50000 validation levels" in line
+        for line in lines("es_manager.val.env_groups=50000")
+    )
+
+
+@pytest.mark.parametrize("tag", ["FrozenLake", "SimpleSokoban", "Bandit", "TwoArmedBandit", "FrozenLakeV1"])
+def test_within_the_limits_the_answer_is_the_exact_one(tag):
+    env, budget, seeds = make(catalogue()[tag]), Budget(3, 2, 5), range(123, 139)
+    exact, reached = baselines(env, seeds, "val", budget), reach(env, seeds, "val", budget)
+    assert (reached.random, reached.optimal, reached.num_levels) == (exact.random, exact.optimal, 16)
+
+
+def test_with_less_work_fewer_levels_are_solved(monkeypatch):
+    env = make(catalogue()["FrozenLake"])
+    monkeypatch.setattr(reach_module, "MAX_WORK", 50_000)
+    assert 8 <= reach(env, range(512), "val", Budget(5, 2, 10)).num_levels < 512
+
+
+def test_the_start_that_owns_a_tag():
+    assert start_of("FrozenLakeV1").agent_proxy.max_actions_per_turn == 1
+    assert start_of("BanditTest").agent_proxy.max_turn == 1
+    assert start_of("CoordFrozenLake").custom_envs["CoordFrozenLake"].env_config["success_rate"] == 1
+    assert start_of("FrozenLake").custom_envs["FrozenLake"].env_config["success_rate"] == 0.8
