@@ -21,6 +21,12 @@ values (Hydra's forms):
   key=value   key=[8]   key="'0,1'"   key=null   key=   +key=value   ~key   key='${other.key}'
 """
 
+POCKET_EXAMPLES = """examples:
+  ragen pocket build --dry-run
+  ragen pocket build --output models/pocket
+  ragen train sokoban model.base_model=models/pocket
+"""
+
 PLAY_EXAMPLES = """examples:
   ragen play sokoban
   ragen play CoordFrozenLake --seed 7 --split val
@@ -91,6 +97,18 @@ def _parser() -> argparse.ArgumentParser:
     play.add_argument("--agent", default="human", help="human, random or optimal (default human)")
     play.add_argument("--prompt", action="store_true", help="show the prompt that a model would see")
     play.set_defaults(verb=_play)
+    pocket = verbs.add_parser(
+        "pocket",
+        help="build the embedded model from solver data",
+        description="Build the embedded model from solver data: the recipe behind the weights that come with ragen.",
+        epilog=POCKET_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    pocket.add_argument("action", choices=["build"], help="what to do")
+    pocket.add_argument("--output", default="models/pocket", metavar="DIR", help="folder (default models/pocket)")
+    pocket.add_argument("--steps", type=int, default=None, help="training steps (default: those of the recipe)")
+    pocket.add_argument("--dry-run", action="store_true", help="say what would be built and stop")
+    pocket.set_defaults(verb=_pocket)
     envs = verbs.add_parser("envs", help="list the environments, with random and optimal success")
     envs.add_argument("--levels", type=int, default=64, help="validation levels to average over (default 64)")
     envs.set_defaults(verb=_envs)
@@ -128,7 +146,19 @@ def _train(options: argparse.Namespace) -> int:
         return 0
     for key, reason in resolved.no_effect.items():
         print(f"no effect: {key}: {reason}", file=sys.stderr)
-    raise ValueError("the configuration is valid, but this version cannot train yet; --dry-run shows the resolved plan")
+    for note in resolved.notes:
+        print(f"note: {note}", file=sys.stderr)
+    origin = resolved.origins.get("model_path", "the default")
+    print(f"model: {resolved.config.model_path} ({origin.removeprefix('derived: ')})", file=sys.stderr)
+
+    from ragen.train import supported
+
+    supported.check(resolved.config)
+
+    from ragen.train.loop import train
+
+    train(resolved.config)
+    return 0
 
 
 def _from_caller(folder: str | None) -> str | None:
@@ -147,3 +177,17 @@ def _envs(options: argparse.Namespace) -> int:
     from ragen.play import list_environments
 
     return list_environments(options.levels)
+
+
+def _pocket(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from ragen.model.pocket.build import STEPS, build, describe
+
+    steps = STEPS if options.steps is None else options.steps
+    if steps < 1:
+        raise ValueError(f"--steps {steps}: must be at least 1")
+    print(describe(steps))
+    if not options.dry_run:
+        build(Path(options.output), steps)
+    return 0

@@ -4,7 +4,8 @@
     resolved = resolve(["trainer.test_freq=5"], config_name="_2_sokoban")       # a recipe
     resolved.config.trainer.test_freq, resolved.origins["trainer.test_freq"]    # 5, "command line"
 
-The layers, each over the one before: schema defaults, recipe, dialect defaults, environment variables, command line.
+The layers, each over the one before: schema defaults, recipe, dialect defaults, what the embedded model brings along,
+environment variables, command line.
 Values that follow from several keys come last, and never against a key that was typed.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ragen.config import derive, devices, keys, v1
+from ragen.config import default_model, derive, devices, embedded, keys, v1
 from ragen.config.layers import Layers
 from ragen.config.recipe import compose_recipe
 from ragen.config.schema import Config
@@ -22,6 +23,7 @@ from ragen.config.words import COMMAND_LINE, Typed, read_variables, read_words, 
 from ragen.typed import ConfigError, shown
 
 USE_REF = "actor_rollout_ref.actor.use_ref"
+USE_KL_LOSS, KL_COEF = "actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef"
 
 
 @dataclass
@@ -52,6 +54,10 @@ def resolve(
     if environment:
         _apply_dialect_defaults(tree, environment)
     assigned = {**_apply(tree, variables, environment), **_apply(tree, typed, environment)}
+    if environment and "model_path" not in assigned:
+        name, why = default_model.choose(environ)
+        tree.set("model_path", name, f"derived: {why}")
+    _apply_embedded(tree, assigned)
 
     config = tree.build()
     check_numbers(config, tree.name)
@@ -101,6 +107,21 @@ def _apply(tree: Layers, layer: Iterable[Typed], environment: str | None) -> dic
     return {key: item for key, (_, item) in assigned.items() if not item.delete}
 
 
+def _apply_embedded(tree: Layers, assigned: Mapping[str, Typed]) -> None:
+    """The embedded model's own settings, where the user has not typed others."""
+    config = tree.build()
+    if config.model_path not in embedded.NAMES or config.rl_or_sft == "sft":
+        return
+    # A board whose settings were typed is the one that is meant.
+    chosen = {key.split(".")[1] for key in assigned if key.startswith("custom_envs.")}
+    tags = (config.es_manager.train.env_configs.tags, config.es_manager.val.env_configs.tags)
+    # Who types a KL coefficient wants KL.
+    unwanted = {USE_KL_LOSS} if KL_COEF in assigned else set()
+    for key, value in embedded.settings(*tags, keep=chosen).items():
+        if key not in assigned and key not in unwanted:
+            tree.set(key, value, f"comes with {config.model_path}")
+
+
 def _is_dialect(item: Typed) -> bool:
     return v1.is_key(item.key) and item.key not in keys.FIELDS
 
@@ -132,7 +153,9 @@ def _apply_derived(
     tree: Layers, config: Config, environment: str | None, typed: Mapping[str, Typed], assigned: Mapping[str, Typed]
 ) -> None:
     values = {key: item.value for key, item in typed.items() if key in v1.KEYS and not item.delete}
-    for key, derived in v1.derived(v1.Known(environment, values, config, assigned.keys())).items():
+    # What the embedded model brings along stands above the dialect's defaults, also in what follows from them.
+    start = None if config.model_path in embedded.NAMES else environment
+    for key, derived in v1.derived(v1.Known(start, values, config, assigned.keys())).items():
         sources = [typed[source] for source in derived.sources if source in values]
         if key not in assigned or _overrules(sources, assigned[key]):
             tree.set(key, derived.value, f"v1: {derived.why}", sources[0].name if sources else None)

