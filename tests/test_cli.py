@@ -32,7 +32,8 @@ def ragen(*words: str, stdin: str = "", **environment: str) -> subprocess.Comple
 
 
 def test_dry_run_prints_yaml_with_origins_and_derived_numbers():
-    run = ragen("train", "sokoban", "training.n_rollout=8", "training.ppo_batch_size=64", "--dry-run")
+    named = "model.base_model=Qwen/Qwen2.5-0.5B-Instruct"
+    run = ragen("train", "sokoban", named, "training.n_rollout=8", "training.ppo_batch_size=64", "--dry-run")
     assert run.returncode == 0, run.stderr
     tree = yaml.safe_load(run.stdout)
     assert tree["es_manager"]["train"]["group_size"] == 8
@@ -61,11 +62,21 @@ def test_no_effect_keys_are_listed():
     assert "#   training.binary_reward: " in run.stdout
 
 
-def test_training_without_dry_run_says_that_it_cannot():
-    run = ragen("train", "sokoban")
+def test_a_model_that_cannot_be_had_is_said_before_anything_is_built(tmp_path):
+    words = ("model_path=no/such-model", "algorithm.adv_estimator=grpo", "trainer.save_freq=-1")
+    run = ragen("train", *words, f"trainer.default_local_dir={tmp_path / 'run'}", HF_HUB_OFFLINE="1")
     assert run.returncode == 2
-    assert "cannot train yet" in run.stderr
+    for part in ("model no/such-model cannot be had", "local Hugging Face cache", "model_path=pocket"):
+        assert part in run.stderr
     assert "Traceback" not in run.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_not_built_is_refused_without_torch():
+    run = ragen("train", "model_path=pocket", "algorithm.adv_estimator=gae")
+    assert run.returncode == 2
+    assert "this version trains with grpo, brpo" in run.stderr
+    assert "loaded []" in run.stderr
 
 
 @pytest.mark.parametrize(

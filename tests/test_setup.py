@@ -243,6 +243,18 @@ def test_output_is_shown_on_stderr_without_the_noise(checkout, capsys):
     assert capsys.readouterr() == ("", "  Collecting torch\n  no newline\n")
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("Installing collected packages: numpy, torch, ragen", "Installing 3 packages"),
+        ("Successfully installed numpy-2.0 torch-2.9 ragen-0.1", "Installed 3 packages"),
+        ("Collecting torch", "Collecting torch"),
+    ],
+)
+def test_long_lists_are_counted(checkout, line, shown):
+    assert checkout.module.counted(line) == shown
+
+
 def test_silence_is_broken(checkout, capsys):
     checkout.module.SILENCE_S = 0.05
     with checkout.module.locked() as lock:

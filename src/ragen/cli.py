@@ -7,18 +7,23 @@ ragen play sokoban
 import argparse
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ragen import __version__
+from ragen.typed import did_you_mean
 
 TRAIN_EXAMPLES = """examples:
   ragen train sokoban --dry-run
   ragen train --config-name _2_sokoban es_manager.train.group_size=8 --dry-run
-  ragen train frozenlake training.n_rollout=8 training.ppo_batch_size=64 optimization.adv_estimator=brpo --dry-run
+  ragen train frozenlake training.n_rollout=8 training.ppo_batch_size=64 \\
+      optimization.adv_estimator=brpo --dry-run
 
 values (Hydra's forms):
-  key=value   key=[8]   key="'0,1'"   key=null   key=   +key=value   ~key   key='${other.key}'
+  key=value   key=[8]   key="'0,1'"   key=null   key=
+  +key=value  ~key      key='${other.key}'
 """
 
 POCKET_EXAMPLES = """examples:
@@ -27,12 +32,26 @@ POCKET_EXAMPLES = """examples:
   ragen train sokoban model.base_model=models/pocket
 """
 
-PLAY_EXAMPLES = """examples:
+PLAY_EXAMPLES = """keys:
+  arrows or w a s d, or the number or name of an action
+  u undo   h hint   p the prompt of a model   r restart   n next level   q quit
+  Without a terminal, one answer is read per line.
+
+examples:
   ragen play sokoban
   ragen play CoordFrozenLake --seed 7 --split val
   ragen play sokoban --agent optimal
   ragen play bandit --agent random --prompt
+  PYTHONPATH=$PWD ragen play my_module:MyEnvironment
 """
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says the nearest option for one that it does not know."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match("unrecognized arguments: (--[a-z-]+)", message)
+        super().error(message + (did_you_mean(unknown[1], self._option_string_actions) if unknown else ""))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,17 +109,21 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     play.add_argument(
-        "environment", metavar="ENV", help="sokoban, frozenlake, bandit, a tag (see ragen envs), or module:Class"
+        "environment",
+        metavar="ENV",
+        help="sokoban, frozenlake, bandit, a tag (see ragen envs), or your own as module:Class",
     )
     play.add_argument("--seed", type=int, default=0, help="which level (default 0)")
-    play.add_argument("--split", default="val", help="train, val, test or sft (default val)")
-    play.add_argument("--agent", default="human", help="human, random or optimal (default human)")
+    play.add_argument(
+        "--split", metavar="{train,val,test,sft}", default="val", help="which set of levels (default val)"
+    )
+    play.add_argument("--agent", metavar="{human,random,optimal}", default="human", help="who plays (default human)")
     play.add_argument("--prompt", action="store_true", help="show the prompt that a model would see")
     play.set_defaults(verb=_play)
     pocket = verbs.add_parser(
         "pocket",
         help="build the embedded model from solver data",
-        description="Build the embedded model from solver data: the recipe behind the weights that come with ragen.",
+        description="Build the embedded model from solver data, as the weights that come with ragen.",
         epilog=POCKET_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -109,22 +132,29 @@ def _parser() -> argparse.ArgumentParser:
     pocket.add_argument("--steps", type=int, default=None, help="training steps (default: those of the recipe)")
     pocket.add_argument("--dry-run", action="store_true", help="say what would be built and stop")
     pocket.set_defaults(verb=_pocket)
-    envs = verbs.add_parser("envs", help="list the environments, with random and optimal success")
+    envs = verbs.add_parser(
+        "envs",
+        help="list the environments, with random and optimal success",
+        description="List every tag: the turns and actions that its agents have, and how often random and optimal "
+        "play succeed with them.",
+    )
     envs.add_argument("--levels", type=int, default=64, help="validation levels to average over (default 64)")
     envs.set_defaults(verb=_envs)
     return parser
 
 
 def _train_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ragen train",
         usage="ragen train [ENV | --config-name RECIPE] [key=value ...] [--dry-run]",
-        description="Resolve a run from an environment name (sokoban, frozenlake, two_armed_bandit) or a recipe.",
+        description="Resolve a run from an environment name or a recipe.",
         epilog=TRAIN_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("words", nargs="*", metavar="ENV key=value", help="environment name and overrides")
+    parser.add_argument(
+        "words", nargs="*", metavar="ENV key=value", help="sokoban, frozenlake or two_armed_bandit; and overrides"
+    )
     parser.add_argument("--config-name", "-cn", metavar="RECIPE", help="base, _1_bandit, _2_sokoban, _3_frozen_lake")
     parser.add_argument("--config-dir", "-cd", metavar="DIR", help="a folder with recipes of your own")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved plan and stop")

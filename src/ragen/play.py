@@ -9,12 +9,13 @@ shows is the one a model would get in the setting that the tag is trained in. Th
 `agent.episode.take_turn`, as everywhere.
 """
 
+import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -26,10 +27,12 @@ from ragen.config.schema import Config
 from ragen.config.starts import start_of
 from ragen.counter import uniform
 from ragen.env.base import Action, Environment, Tag, split_index
+from ragen.env.registry import ENVIRONMENTS as REGISTERED
 from ragen.env.registry import catalogue, make, tags_of
 from ragen.env.solve import Budget, baselines, best_actions, optimal_success
-from ragen.keyboard import ESCAPE, answers
-from ragen.typed import nearest_of
+from ragen.keyboard import answers, key_name
+from ragen.screen import Screen, in_lines
+from ragen.typed import nearest_of, shown
 
 # Short names for tags. `config.v1.ENVIRONMENTS` has names of its own: there they are starts of a training run in the
 # older dialect, and `sokoban` is the older board; here they are games, and it is the board that the recipe trains on.
@@ -58,21 +61,20 @@ STYLES_OF_WORDS = {
 
 ARROWS = {"\x1b[A": "Up", "\x1b[B": "Down", "\x1b[D": "Left", "\x1b[C": "Right"}
 LETTERS = {"w": "Up", "s": "Down", "a": "Left", "d": "Right"}
-HELP = "u undo · h hint · p prompt · r restart · n next level · q quit"
+KEYS = ("u undo", "h hint", "p prompt", "r restart", "n next", "q quit")
+KEYS_AT_THE_END = ("n next level", "r again", "u undo", "q quit")
+ONE_ANSWER_PER_LINE = "no terminal to read keys from: one answer per line, an action or one of u h p r n q"
 SECONDS_BETWEEN_FRAMES = 0.4
+LONGEST_RULE = 50
+VERDICTS = {  # how an episode that was not won ended -> what is said
+    "lost": "not won",
+    "max_actions": "not solved (out of actions)",
+    "max_turn": "not solved (out of turns)",
+    "invalid": "not solved (no valid action)",
+}
 
 
 Path = list[tuple[EpisodeState, str, TurnResult | None]]  # a level as played: state, the word that led to it, its turn
-
-
-class Screen(Console):
-    """Plain text stays plain: what a player types is not markup. A reader that went away is the caller's business."""
-
-    def __init__(self):
-        super().__init__(highlight=False, markup=False, emoji=False)
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
 
 
 def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool) -> int:
@@ -80,50 +82,78 @@ def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool)
     split_index(split)  # refuses an unknown split
     if agent not in ("human", "random", "optimal"):
         raise ValueError(f"--agent {agent}: must be one of human, random, optimal")
+    if seed < 0:
+        raise ValueError(f"--seed {seed}: must not be negative")
     game = Game(*_find(environment))
-    console = Screen()
-    while True:
+    screen = Screen()
+    if agent != "human":
         if show_prompt:
-            console.print(_prompt_panel(game, EpisodeState(game.env.reset(seed, split))), soft_wrap=True)
-        if agent != "human":
-            return _watch(console, game, seed, split, agent)
-        wish = _play_level(console, game, seed, split)
-        if wish != "next":
-            return 0
-        seed += 1
+            start = EpisodeState(game.env.reset(seed, split))
+            screen.print(_prompt_panel(game, start, screen.width), soft_wrap=not screen.is_terminal)
+        _watch(screen, game, seed, split, agent)
+        return 0
+    interactive = sys.stdin is not None and sys.stdin.isatty() and screen.is_terminal
+    if not interactive and sys.stdin is not None:
+        print(ONE_ANSWER_PER_LINE, file=sys.stderr)
+    with answers(interactive) as typed, screen.taken_over() if interactive else contextlib.nullcontext():
+        player = Player(screen, typed, interactive)
+        while player.plays(game, seed, split, show_prompt):
+            seed += 1
+    return 0
 
 
 def list_environments(num_levels: int) -> int:
     """`ragen envs`: what there is to play, and what random and perfect play reach in the setting it is trained in."""
     if num_levels < 1:
         raise ValueError(f"--levels {num_levels}: must be at least 1")
-    table = Table(title=f"Success over {num_levels} validation levels", title_justify="left")
-    table.add_column("tag", no_wrap=True)
-    for heading in ("turns", "actions", "random", "optimal"):
-        table.add_column(heading, justify="right")
-    for name in catalogue():
-        config = start_of(name)
-        budget, seeds = derive.budget(config, name), range(config.seed.val, config.seed.val + num_levels)
-        reached = baselines(make(config.custom_envs[name]), seeds, "val", budget)
-        table.add_row(name, str(budget.turns), str(budget.total), f"{reached.random:.1%}", f"{reached.optimal:.1%}")
-    Screen().print(table)
+    rows, names, progress = [], list(catalogue()), Screen(stderr=True)
+    with progress.status("") if progress.is_terminal else contextlib.nullcontext() as status:
+        for number, name in enumerate(names, start=1):
+            if status is not None:
+                status.update(f"{name}, {number} of {len(names)} tags, {num_levels} levels")
+            config = start_of(name)
+            budget, seeds = derive.budget(config, name), range(config.seed.val, config.seed.val + num_levels)
+            reached = baselines(make(config.custom_envs[name]), seeds, "val", budget)
+            values = (str(budget.turns), str(budget.total), f"{reached.random:.1%}", f"{reached.optimal:.1%}")
+            rows.append({"tag": name, **dict(zip(("turns", "actions", "random", "optimal"), values, strict=True))})
+    screen = Screen()
+    screen.print(f"Success over {'1 level' if num_levels == 1 else f'{num_levels} levels'} of validation", style="bold")
+    for index, line in enumerate(_columns(rows, screen.width)):
+        screen.print(line, style="dim" if index == 0 else None, soft_wrap=True)
     return 0
+
+
+def _columns(rows: list[dict[str, str]], width: int) -> list[str]:
+    """A heading and a line per row. In a narrow window turns and actions go first, then the ends of tags."""
+    headings = list(rows[0])
+    widths = {heading: max(len(heading), *(len(row[heading]) for row in rows)) for heading in headings}
+    for heading in ("turns", "actions"):
+        if sum(widths[name] + 2 for name in headings) - 2 > width:
+            headings.remove(heading)
+    rest = sum(widths[name] + 2 for name in headings[1:])
+    room = min(widths["tag"], max(width - rest, 4))
+    lines = []
+    for row in ({heading: heading for heading in headings}, *rows):
+        tag = row["tag"] if len(row["tag"]) <= room else f"{row['tag'][: room - 1]}…"
+        lines.append("  ".join([tag.ljust(room), *(row[name].rjust(widths[name]) for name in headings[1:])]))
+    return lines
 
 
 def _find(environment: str) -> tuple[str, Tag, Config]:
     """The name of a tag, the tag, and the config that it is trained with."""
-    name = ENVIRONMENTS.get(environment, environment)
-    if ":" in name:
-        tags = tags_of(name) or {name: Tag(env_type=name)}
-        name, tag = next(iter(tags.items()))
+    name, tags = ENVIRONMENTS.get(environment, environment), catalogue()
+    if ":" in name or (name in REGISTERED and name not in tags):
+        brought = tags_of(name) or {name: Tag(env_type=name)}
+        if name in REGISTERED and len(brought) > 1:
+            raise ValueError(f"environment {name!r} brings several tags, play one of them: {', '.join(brought)}")
+        name, tag = next(iter(brought.items()))
         config = start_of(name)
         return name, tag, dataclasses.replace(config, custom_envs={**config.custom_envs, name: tag})
-    tags = catalogue()
     if name not in tags:
         known = [*ENVIRONMENTS, *tags]
-        raise ValueError(
-            f"unknown environment {environment!r}{nearest_of(environment, known)}; your own is written module:Class"
-        )
+        in_other_case = [word for word in known if word.casefold() == environment.casefold()]
+        near = f"; did you mean {in_other_case[0]}?" if in_other_case else nearest_of(environment, known)
+        raise ValueError(f"unknown environment {environment!r}{near}; your own is written module:Class")
     config = start_of(name)
     return name, config.custom_envs[name], config
 
@@ -157,48 +187,68 @@ class Game:
 # --- a person -----------------------------------------------------------------------------------------------------
 
 
-def _play_level(console: Console, game: Game, seed: int, split: str) -> str:
-    """One level. Returns "next" or "quit"."""
-    path: Path = [(EpisodeState(game.env.reset(seed, split)), "", None)]
-    message = ""
-    interactive = sys.stdin is not None and sys.stdin.isatty() and console.is_terminal
-    with answers(interactive) as typed:
+class Player:
+    """A person at the keyboard, or whoever writes the lines."""
+
+    def __init__(self, screen: Screen, typed: Iterator[str], interactive: bool):
+        self.screen, self.typed, self.interactive = screen, typed, interactive
+
+    def plays(self, game: Game, seed: int, split: str, show_prompt: bool) -> bool:
+        """One level. Returns whether the player wants the next one."""
+        path: Path = [(EpisodeState(game.env.reset(seed, split)), "", None)]
+        message = ""
+        if show_prompt:
+            self.read_prompt(game, path[0][0])
         while True:
             episode = path[-1][0]
-            _draw(console, game, episode, seed, split, message, clear=interactive)
-            if episode.finished:
-                _show_result(console, game, path, seed, split)
-                if not interactive:
-                    return "quit"
-                console.print("n next level · r again · u undo · q quit", style="dim")
-            else:
-                console.print(f"{_keys_help(game, episode)} · {HELP}", style="dim")
-            answer = next(typed, "q")
+            self.look(game, path, seed, split, message)
+            if episode.finished and not self.interactive:
+                return False
             message = ""
-            if answer == "q":
-                return "quit"
+            answer = next(self.typed, None)
+            if answer is None and not self.interactive:
+                self.screen.print("input ended: the game stops here", style="yellow")
+            if answer in (None, "q"):
+                return False
             if answer == "n":
-                return "next"
+                return True
             if answer == "r":
                 del path[1:]
             elif answer == "u":
+                message = "" if path[1:] else "nothing to undo"
                 del path[max(1, len(path) - 1) :]
             elif answer == "p":
-                console.print(_prompt_panel(game, episode), soft_wrap=True)
-                if interactive:
-                    console.print("any key goes on", style="dim")
-                    next(typed, "")
+                self.read_prompt(game, episode)
             elif not episode.finished:
                 if answer == "h":
                     message = _hint(game, episode)
                     continue
                 word = _word_of(game, episode, answer)
                 if word is None:
-                    key = "this key" if answer.startswith(ESCAPE) else repr(answer)
-                    message = f"{key} is no action here: {', '.join(game.env.action_names(episode.state).values())}"
+                    names = ", ".join(game.env.action_names(episode.state).values())
+                    message = (
+                        f"{key_name(shown(answer) if answer.isprintable() else answer)} is no action here: {names}"
+                    )
                     continue
                 after, turn = game.step(episode, word, seed)
                 path.append((after, word, turn))
+
+    def look(self, game: Game, path: Path, seed: int, split: str, message: str) -> None:
+        """The level as it stands; in a terminal as short as it must be for the board to stay in view."""
+        episode = path[-1][0]
+        items = KEYS_AT_THE_END if episode.finished else (*_action_keys(game, episode), *KEYS)
+        footer = in_lines(items, self.screen.width) if self.interactive or not episode.finished else ""
+        frame = _frame(game, path, seed, split, message)
+        if self.interactive and not self.screen.fits(frame, footer):
+            frame = _frame(game, path, seed, split, message, compact_width=self.screen.width)
+        self.screen.show(frame, footer)
+
+    def read_prompt(self, game: Game, episode: EpisodeState) -> None:
+        text = _prompt_panel(game, episode, self.screen.width)
+        if self.interactive:
+            self.screen.page(text, self.typed)
+        else:
+            self.screen.print(text, soft_wrap=True)
 
 
 def _word_of(game: Game, episode: EpisodeState, answer: str) -> str | None:
@@ -212,11 +262,11 @@ def _word_of(game: Game, episode: EpisodeState, answer: str) -> str | None:
     return None
 
 
-def _keys_help(game: Game, episode: EpisodeState) -> str:
+def _action_keys(game: Game, episode: EpisodeState) -> list[str]:
     names = game.env.action_names(episode.state).values()
     if set(names) <= set(LETTERS.values()):
-        return "arrows or w a s d"
-    return " · ".join(f"{index} {name}" for index, name in enumerate(names, start=1))
+        return ["arrows or wasd"]
+    return [f"{index} {name}" for index, name in enumerate(names, start=1)]
 
 
 def _hint(game: Game, episode: EpisodeState) -> str:
@@ -229,20 +279,19 @@ def _hint(game: Game, episode: EpisodeState) -> str:
 # --- a solver -----------------------------------------------------------------------------------------------------
 
 
-def _watch(console: Console, game: Game, seed: int, split: str, agent: str) -> int:
+def _watch(screen: Screen, game: Game, seed: int, split: str, agent: str) -> None:
     choose: Callable[[EpisodeState], Action] = {"random": _random_action, "optimal": _optimal_action}[agent](game, seed)
-    episode = EpisodeState(game.env.reset(seed, split))
-    path: Path = [(episode, "", None)]
-    _draw(console, game, episode, seed, split, "", clear=False)
-    while not episode.finished:
-        word = game.word(episode, choose(episode))
-        episode, turn = game.step(episode, word, seed)
-        path.append((episode, word, turn))
-        if console.is_terminal:
-            time.sleep(SECONDS_BETWEEN_FRAMES)
-        _draw(console, game, episode, seed, split, f"{agent} plays {word}", clear=False)
-    _show_result(console, game, path, seed, split)
-    return 0
+    path: Path = [(EpisodeState(game.env.reset(seed, split)), "", None)]
+    with screen.taken_over():
+        screen.show(_frame(game, path, seed, split))
+        while not path[-1][0].finished:
+            episode = path[-1][0]
+            word = game.word(episode, choose(episode))
+            after, turn = game.step(episode, word, seed)
+            path.append((after, word, turn))
+            if screen.is_terminal:
+                time.sleep(SECONDS_BETWEEN_FRAMES)
+            screen.show(_frame(game, path, seed, split, f"{agent} plays {word}"))
 
 
 def _random_action(game: Game, seed: int) -> Callable[[EpisodeState], Action]:
@@ -260,17 +309,25 @@ def _optimal_action(game: Game, seed: int) -> Callable[[EpisodeState], Action]:
 # --- what is shown ------------------------------------------------------------------------------------------------
 
 
-def _draw(
-    console: Console, game: Game, episode: EpisodeState, seed: int, split: str, message: str, clear: bool
-) -> None:
-    if clear:
-        console.clear()
-    console.print(Text.assemble("\n", (game.name, "bold"), f" level {seed} of {split}"))
-    console.print(_coloured(game.screen, episode))
+def _frame(
+    game: Game, path: Path, seed: int, split: str, message: str = "", compact_width: int | None = None
+) -> list[RenderableType]:
+    """The level, the board, the score, and at the end the result; with a `compact_width` in as few lines as it can."""
+    episode = path[-1][0]
     left, total = episode.actions_left(game.tag), game.tag.max_actions_per_traj
-    console.print(f"reward {_points(episode.reward + episode.penalty)} · {left} of {_count(total)} left")
+    frame: list[RenderableType] = [
+        Text.assemble((game.name, "bold"), f" level {seed} of {split}"),
+        _coloured(game.screen, episode),
+    ]
+    if compact_width is None or not episode.finished:
+        frame.append(f"reward {_points(episode.reward + episode.penalty)} · {left} of {_count(total)} left")
     if message:
-        console.print(message, style="yellow")
+        frame.append(Text(message, "yellow"))
+    if not episode.finished:
+        return frame
+    if compact_width is None:
+        return [*frame, "", _verdict(episode), _result_table(path), _optimum(game, seed, split)]
+    return [*frame, _verdict(episode), _result_lines(path, compact_width), _optimum(game, seed, split)]
 
 
 def _coloured(env: Environment, episode: EpisodeState) -> Text:
@@ -282,7 +339,7 @@ def _coloured(env: Environment, episode: EpisodeState) -> Text:
     return text
 
 
-def _prompt_panel(game: Game, episode: EpisodeState) -> Text:
+def _prompt_panel(game: Game, episode: EpisodeState, width: int = LONGEST_RULE) -> Text:
     """The messages that a model would get for this state, had it used up the actions of its turns."""
     rules = game.model_rules
     prompt = STYLES[rules.prompt_style](game.env, game.model_tag, rules, game.reply_limit)
@@ -290,17 +347,21 @@ def _prompt_panel(game: Game, episode: EpisodeState) -> Text:
     turn = prompt.turn_text(turn_number, episode.state, episode.actions_left(game.model_tag), episode.warn_invalid)
     parts = (("system", prompt.system_text()), ("user", turn), ("assistant", prompt.reply_prefix()))
     return Text("\n\n").join(
-        Text.assemble((f"── {role} ", "bold magenta"), ("─" * 40, "magenta"), f"\n{content}") for role, content in parts
+        Text.assemble((f"── {role} ".ljust(min(width, LONGEST_RULE), "─"), "magenta"), f"\n{content}")
+        for role, content in parts
     )
 
 
-def _show_result(console: Console, game: Game, path: Path, seed: int, split: str) -> None:
-    episode = path[-1][0]
-    verdict = ("solved", "bold green") if episode.success else ("not solved", "bold red")
-    why = "" if episode.success else f" ({_why(episode)})"
-    console.print(Text.assemble("\n", verdict, f"{why} after {_count(episode.num_actions)}"))
-    console.print(_result_table(path))
-    console.print(_optimum(game, seed, split))
+def _verdict(episode: EpisodeState) -> Text:
+    verdict, style = ("solved", "bold green") if episode.success else (VERDICTS[episode.ended_by], "bold red")
+    return Text.assemble((verdict, style), f" after {_count(episode.num_actions)}")
+
+
+def _result_lines(path: Path, width: int) -> str:
+    """What `_result_table` says, in a line or two."""
+    scores = [(word, turn.reward + turn.penalty) for _, word, turn in path[1:]]
+    total = ("total", sum(score for _, score in scores))
+    return in_lines([f"{word} {_points(score)}" for word, score in [*scores, total]], width)
 
 
 def _result_table(path: Path) -> Table:
@@ -328,10 +389,6 @@ def _points(reward: float) -> str:
 
 def _count(num_actions: int) -> str:
     return "1 action" if num_actions == 1 else f"{num_actions} actions"
-
-
-def _why(episode: EpisodeState) -> str:
-    return {"max_actions": "out of actions", "lost": "lost", "invalid": "no valid action"}.get(episode.ended_by, "")
 
 
 def _optimum(game: Game, seed: int, split: str) -> str:

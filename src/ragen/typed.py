@@ -21,6 +21,11 @@ class ConfigError(ValueError):
     """A config that cannot work. The message is for the user: it names the key, the value and what would be right."""
 
 
+def one_error(problems: list[str]) -> ConfigError:
+    """Several problems as one message; a single one stands for itself."""
+    return ConfigError(problems[0] if len(problems) == 1 else "\n  - ".join([f"{len(problems)} problems", *problems]))
+
+
 def convert(value: Any, hint: Any, key: str) -> Any:
     """The value as the type that the key takes."""
     origin, arguments = get_origin(hint), get_args(hint)

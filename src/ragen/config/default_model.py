@@ -6,7 +6,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-QWEN = "Qwen/Qwen2.5-0.5B-Instruct"
+from ragen.config import v1
+
+QWEN: str = v1.KEYS["model.base_model"].default
 
 
 def choose(environ: Mapping[str, str]) -> tuple[str, str]:

@@ -1,8 +1,10 @@
-"""The plan that `--dry-run` prints: the resolved tree as YAML, where its values came from, and what follows from it.
+"""The plan that `--dry-run` prints: what follows from the resolved tree, the tree as YAML, where its values came from.
 
-The whole text is YAML; everything that is not the tree is a comment.
+The whole text is YAML; everything that is not the tree is a comment. What a reader looks for first comes first: the
+numbers, then the tree, whose longest and least read sections are its last.
 """
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,18 +19,40 @@ from ragen.env.registry import make
 from ragen.env.solve import overlap
 
 MAX_TRAIN_LEVELS = 10_000  # made to see whether validation levels are among them
+LAST_SECTIONS = ("custom_envs", "sft")
+COMMENT_WIDTH = 100
 
 
 def explain(resolved: Resolved) -> str:
-    lines = [f"# start: {resolved.start}; a value that is not the default says where it came from", ""]
-    lines += _tree_lines(to_dict(resolved.config), resolved.origins)
+    lines = [f"# start: {_one_line(resolved.start)}"]
     for title, section in (
-        ("keys without effect", [f"{key}: {reason}" for key, reason in resolved.no_effect.items()]),
-        ("notes", resolved.notes),
         ("derived", list(derived_lines(resolved.config))),
+        ("notes", resolved.notes),
+        ("keys without effect", [f"{key}: {reason}" for key, reason in resolved.no_effect.items()]),
     ):
-        lines += ["", f"# {title}:"] + [f"#   {line}" for line in section or ["none"]]
+        lines += ["", f"# {title}:", *(row for line in section or ["none"] for row in _comment(line))]
+    lines += ["", "# A value that is not the default says where it came from.", ""]
+    lines += _tree_lines(_reading_order(resolved.config), resolved.origins)
     return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        _one_line(text),
+        COMMENT_WIDTH,
+        initial_indent="#   ",
+        subsequent_indent="#     ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _reading_order(config: Config) -> dict[str, Any]:
+    """The whole tree, the tags in use before the others, the long sections last."""
+    tree = to_dict(config)
+    used = {*config.es_manager.train.env_configs.tags, *config.es_manager.val.env_configs.tags}
+    tree["custom_envs"] = dict(sorted(tree["custom_envs"].items(), key=lambda entry: entry[0] not in used))
+    return dict(sorted(tree.items(), key=lambda entry: entry[0] in LAST_SECTIONS))
 
 
 def derived_lines(config: Config) -> Iterator[str]:

@@ -49,6 +49,11 @@ def is_group(key: str) -> bool:
     return key in TREE_GROUPS or key in V1_GROUPS or key in _OPEN or is_tag
 
 
+def example_of(group: str) -> str:
+    """A key of a group, for a message."""
+    return next((key for key in (*FIELDS, *v1.KEYS) if key.startswith(f"{group}.")), f"{group}.…")
+
+
 def may_be_null(key: str) -> bool:
     """A group that can be left out as a whole."""
     spec = _spec(key)

@@ -77,7 +77,8 @@ class Layers:
         try:
             return build(Config, OmegaConf.to_container(self._tree, resolve=True))
         except OmegaConfBaseException as error:
-            raise ConfigError(str(error).splitlines()[0]) from error
+            where = f"{self._names.get(error.full_key, error.full_key)}: " if error.full_key else ""
+            raise ConfigError(f"{where}{str(error).splitlines()[0]}") from error
 
     def name(self, key: str) -> str:
         """What the user knows a tree key by: the key whose value it follows, in the dialect that it was typed in."""

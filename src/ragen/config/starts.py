@@ -26,5 +26,6 @@ def start_of(tag: str) -> Config:
     """The config that the tag is trained with; the tree's defaults for a tag that no start names."""
     for environment, start in v1.ENVIRONMENTS.items():
         if start.tag == tag:
-            return resolve([environment], environ={}).config
+            # With its model named: the embedded one would put another board in the tag's place.
+            return resolve([environment, f"model.base_model={v1.KEYS['model.base_model'].default}"], environ={}).config
     return resolve([], config_name=_recipe_of(tag), environ={}).config

@@ -13,7 +13,7 @@ from ragen.config.schema import Config
 from ragen.config.tree import value_at
 from ragen.env.base import Tag
 from ragen.env.registry import make
-from ragen.typed import ConfigError, nearest_of
+from ragen.typed import did_you_mean, nearest_of, one_error
 
 Problems = Iterator[str]
 Name = Callable[[str], str]
@@ -36,7 +36,7 @@ def check_numbers(config: Config, name: Name = str) -> None:
 def _raise(problems: Problems) -> None:
     found = list(dict.fromkeys(problems))  # keys that follow one another have one problem between them
     if found:
-        raise ConfigError(found[0] if len(found) == 1 else "\n  - ".join([f"{len(found)} problems", *found]))
+        raise one_error(found)
 
 
 # --- one value at a time ------------------------------------------------------------------------------------------
@@ -181,6 +181,11 @@ def numbers(config: Config, name: Name) -> Problems:
 def environments(config: Config, name: Name) -> Problems:
     """Every tag in the catalogue must describe an environment that can be made, and the used ones must have levels."""
     for tag_name, tag in config.custom_envs.items():
+        if not tag.env_type:
+            others = [other for other in config.custom_envs if other != tag_name]
+            near, where = did_you_mean(tag_name, others), f"custom_envs.{tag_name}"
+            yield f"{where}: there is no tag {tag_name}{near or '.'} A new one needs {where}.env_type=…"
+            continue
         splits = [split for split in ("train", "val") if tag_name in _envs(config, split).env_configs.tags]
         try:
             _try_levels(tag, [(getattr(config.seed, split), split) for split in splits])
@@ -353,3 +358,6 @@ def notes(config: Config) -> Iterator[str]:
         yield "exit_after_gradient_analysis has no effect while gradient_analysis_mode is False"
     if config.algorithm.adv_estimator in ("grpo", "rloo") and config.es_manager.train.group_size == 1:
         yield f"{config.algorithm.adv_estimator} compares the members of a group, and group_size is 1"
+    train, val = config.es_manager.train.env_configs.tags, config.es_manager.val.env_configs.tags
+    if set(train) != set(val):
+        yield f"training on {', '.join(train)}, validating on {', '.join(val)}"

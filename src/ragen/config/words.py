@@ -7,8 +7,9 @@ Hydra reads the override grammar. A group of keys is taken apart (`lora={rank: 8
 name is known and every value has the type of its key.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,7 +17,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from ragen.config import devices, keys, v1
-from ragen.typed import ConfigError, nearest_of, shown
+from ragen.config.recipe import recipe_names
+from ragen.typed import ConfigError, one_error, shown
 
 COMMAND_LINE = "command line"
 VARIABLE_SECTIONS = sorted({key.partition(".")[0] for key in v1.KEYS if "." in key})
@@ -43,12 +45,9 @@ def split_environment(arguments: list[str], config_name: str | None) -> tuple[st
     words = [word for word in arguments if word not in names]
     if not names:
         return None, words
-    for name in names:
-        if name not in v1.ENVIRONMENTS:
-            raise ConfigError(
-                f"{name!r} is neither an environment nor key=value{nearest_of(name, v1.ENVIRONMENTS, 'Environments')}; "
-                f"a recipe is chosen with --config-name"
-            )
+    unknown = [_unknown_word(name) for name in names if name not in v1.ENVIRONMENTS]
+    if unknown:
+        raise one_error(unknown)
     if len(set(names)) > 1:
         raise ConfigError(f"more than one environment: {', '.join(names)}")
     if config_name is not None:
@@ -56,14 +55,38 @@ def split_environment(arguments: list[str], config_name: str | None) -> tuple[st
     return names[0], words
 
 
+def _unknown_word(word: str) -> str:
+    """What is wrong with a word that has no `=`: a key without a value, or a name from elsewhere."""
+    key = word.lstrip("+")
+    if keys.is_group(key):
+        return f"{key} is a group of keys; give one of them a value: {keys.example_of(key)}=…"
+    if keys.is_key(key):
+        return f"give a value: {key}=…"
+    if "." in key:
+        return f"{key} has no value, and there is no such key{keys.suggest(key, None)}"
+    said = _plain(word)
+    environments = [name for name in v1.ENVIRONMENTS if said and said in _plain(name)]
+    environments = environments or get_close_matches(word.lower(), v1.ENVIRONMENTS, n=1, cutoff=0.6)
+    recipes = [f"--config-name {name}" for name in recipe_names() if said and said in _plain(name)]
+    near = " or ".join([*environments, *recipes])
+    return (
+        f"{word!r} is neither an environment nor key=value{f'; did you mean {near}?' if near else '.'} "
+        f"Environments: {', '.join(v1.ENVIRONMENTS)}; a recipe is chosen with --config-name"
+    )
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
 def read_words(words: Iterable[str], environment: str | None) -> list[Typed]:
     """The command line's keys; the same key twice: the last wins."""
-    return _checked((_read_word(word) for word in words), environment)
+    return _checked(words, _read_word, environment)
 
 
 def read_variables(environ: Mapping[str, str], environment: str | None) -> list[Typed]:
     """`CONFIG_TRAINING__N_ROLLOUT=8` sets `training.n_rollout`, `CONFIG_RL_OR_SFT=sft` sets `rl_or_sft`."""
-    return _checked((_read_variable(name, environ[name]) for name in variable_names(environ)), environment)
+    return _checked(variable_names(environ), lambda name: _read_variable(name, environ[name]), environment)
 
 
 def variable_names(environ: Mapping[str, str]) -> list[str]:
@@ -112,14 +135,22 @@ def _parse(word: str, key: str) -> Override:
     return override
 
 
-def _checked(typed: Iterable[Typed], environment: str | None) -> list[Typed]:
+def _checked(words: Iterable[str], read: Callable[[str], Typed], environment: str | None) -> list[Typed]:
+    """Every word as its keys. What is wrong with any of them comes in one error."""
     last: dict[str, Typed] = {}
-    for item in (leaf for group in typed for leaf in _take_apart(group)):
-        keys.check_known(item.key, item.name, environment)
-        if not item.delete:
-            item = replace(item, value=keys.checked(item.key, item.value, item.name))
-        last.pop(item.key, None)  # so that the order is that of the last mention
-        last[item.key] = item
+    problems = []
+    for word in words:
+        try:
+            for item in _take_apart(read(word)):
+                keys.check_known(item.key, item.name, environment)
+                if not item.delete:
+                    item = replace(item, value=keys.checked(item.key, item.value, item.name))
+                last.pop(item.key, None)  # so that the order is that of the last mention
+                last[item.key] = item
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise one_error(list(dict.fromkeys(problems)))
     return list(last.values())
 
 
@@ -137,7 +168,7 @@ def _take_apart(item: Typed) -> Iterator[Typed]:
     elif item.value is None and keys.may_be_null(item.key):
         yield item
     else:
-        example = next((key for key in (*keys.FIELDS, *v1.KEYS) if key.startswith(f"{item.key}.")), f"{item.key}.…")
         raise ConfigError(
-            f"{item.name}={shown(item.value)}: this is a group of keys, not a value; name one: {example}=…"
+            f"{item.name}={shown(item.value)}: this is a group of keys, not a value; name one: "
+            f"{keys.example_of(item.key)}=…"
         )
