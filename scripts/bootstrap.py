@@ -42,6 +42,7 @@ DEV_MODULES = ("pytest", "hypothesis", "ruff")
 
 SILENCE_S = 30  # a long download prints nothing; say that we live
 NOISE = ("WARNING: Location", "Requirement already satisfied", "Looking in ", "Obtaining file://")
+LISTS = (("Installing collected packages: ", "Installing"), ("Successfully installed ", "Installed"))  # one long line
 
 
 class SetupError(Exception):
@@ -178,6 +179,14 @@ def check_can_make_venv():
             )
 
 
+def counted(text):
+    """A line of pip's that lists every package, with their number instead."""
+    for start, shown in LISTS:
+        if text.startswith(start):
+            return "{} {} packages".format(shown, len(text[len(start) :].split()))
+    return text
+
+
 def run_visibly(command, lock):
     """Run `command` in the checkout with its output, less the noise, on stderr. SetupError if it fails."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "PIP_USER")}
@@ -205,7 +214,7 @@ def run_visibly(command, lock):
             for line in lines:
                 text = line.decode("utf-8", "replace").rstrip()
                 if text and not text.strip().startswith(NOISE):
-                    say("  " + text)
+                    say("  " + counted(text))
             if not chunk:
                 break
         status = process.wait()

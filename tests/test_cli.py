@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ragen.play import ONE_ANSWER_PER_LINE
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+VERBS = ("train", "play", "envs")
 HEAVY = ("torch", "transformers", "ray", "wandb")
 
 
@@ -90,7 +93,9 @@ def test_what_is_not_built_is_refused_without_torch():
         (["train", "sokoban", "env.env_kwargs.dim_x=4", "env.env_kwargs.dim_y=4"], "no Sokoban level"),
         (["train", "--config-dir", "/nowhere/at/all"], "no such folder"),
         (["train", "--multirun", "trainer.test_freq=1"], "ragen sweep"),
-        (["train", "--dryrun"], "--dryrun"),
+        (["train", "--dryrun"], "--dryrun; did you mean --dry-run?"),
+        (["train", "bandit"], "did you mean two_armed_bandit or --config-name _1_bandit?"),
+        (["play", "sokoban", "--seed", "-1"], "--seed -1: must not be negative"),
         (["play", "chess"], "unknown environment 'chess'"),
         (["play", "sokoban", "--agent", "best"], "human, random, optimal"),
         (["play", "sokoban", "--split", "dev"], "unknown split 'dev'"),
@@ -108,11 +113,19 @@ def test_bad_input_is_one_message_and_status_2(words, message):
         assert "loaded []" in run.stderr
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["play", "--help"], ["--version"], []])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], [], *([verb, "--help"] for verb in VERBS)])
 def test_help(words):
-    run = ragen(*words)
+    run = ragen(*words, COLUMNS="80")
     assert run.returncode == 0
     assert run.stdout.strip()
+    assert max(map(len, run.stdout.splitlines())) <= 80
+
+
+def test_help_names_the_choices():
+    shown = ragen("play", "--help").stdout
+    for words in ("{train,val,test,sft}", "{human,random,optimal}", "module:Class", "u undo"):
+        assert words in shown
+    assert "List every tag" in ragen("envs", "--help").stdout
 
 
 @pytest.mark.parametrize("environment", ["sokoban", "frozenlake", "bandit", "two_armed_bandit", "LargerSokoban"])
@@ -174,7 +187,8 @@ def test_a_reader_that_goes_away_is_no_error(words):
     run = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}
     )
-    assert (run.stdout, run.stderr) == ("0\n", "")
+    assert run.stdout == "0\n"
+    assert run.stderr in ("", f"{ONE_ANSWER_PER_LINE}\n")
 
 
 def test_a_closed_input_ends_the_game():
@@ -185,6 +199,13 @@ def test_a_closed_input_ends_the_game():
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_input_that_ends_in_mid_game_is_said():
+    run = ragen("play", "sokoban", stdin="Up\n")
+    assert run.stdout.endswith("\ninput ended: the game stops here\n")
+    assert run.stderr.startswith(ONE_ANSWER_PER_LINE)
+    assert "input ended" not in ragen("play", "sokoban", stdin="Up\nq\n").stdout
 
 
 def test_a_terminal_without_unicode_shows_what_it_can():
@@ -209,7 +230,7 @@ def test_the_readme_shows_what_the_command_prints():
     rows = dict(re.findall(r"^\| (Sokoban|FrozenLake) .* \| ([\d.]+ % \| [\d.]+ %) \|$", README, re.MULTILINE))
     printed = ragen("envs", COLUMNS="200").stdout
     for game, tag in {"Sokoban": "CoordSokoban", "FrozenLake": "FrozenLake"}.items():
-        line = next(line for line in printed.splitlines() if f" {tag} " in line)
+        line = next(line for line in printed.splitlines() if line.split()[:1] == [tag])
         assert [float(number) for number in re.findall(r"([\d.]+)%", line)] == [
             float(number) for number in re.findall(r"([\d.]+) %", rows[game])
         ]

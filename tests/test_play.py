@@ -1,13 +1,27 @@
 """`ragen play`: keys, lines, and what is shown."""
 
+import fcntl
 import io
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from ragen import play
 from ragen.agent.episode import EpisodeState, TurnResult
-from ragen.keyboard import answers, keys
+from ragen.env import registry
+from ragen.keyboard import answers, key_name, keys
+from ragen.screen import in_lines
+
+SOURCE = Path(__file__).parents[1] / "src"
 
 
 def read_keys(text: str) -> list[str]:
@@ -38,6 +52,26 @@ def read_keys(text: str) -> list[str]:
 )
 def test_one_key_is_one_answer(sent, seen):
     assert read_keys(sent) == seen
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("\x1b", "Esc"),
+        ("\n", "Enter"),
+        ("\x1b[A", "arrow up"),
+        ("\x1b[1;5D", "Ctrl+arrow left"),
+        ("\x1b[3~", "Delete"),
+        ("\x1b[15~", "F5"),
+        ("\x1ba", "Alt+a"),
+        ("\x01", "Ctrl+A"),
+        ("x", "'x'"),
+        ("\x1b[99~", "this key"),
+        ("x" * 99, f"'{'x' * 40}…'"),
+    ],
+)
+def test_keys_have_names(key, name):
+    assert key_name(key) == name
 
 
 def test_a_closed_input_has_ended(monkeypatch):
@@ -79,6 +113,86 @@ def test_the_prompt_is_the_one_of_the_tag_s_own_training(tag, moves, words):
 @pytest.mark.parametrize(("tag", "total"), [("FrozenLakeV1", 5), ("SokobanV1", 5), ("CoordSokoban", 10), ("Bandit", 1)])
 def test_a_person_has_the_actions_of_the_tag_s_agents(tag, total):
     assert play.Game(*play._find(tag)).tag.max_actions_per_traj == total
+
+
+def test_lines_break_between_items():
+    assert in_lines(["aa", "bb", "cc"], 7) == "aa · bb\ncc"
+    assert in_lines(["a long item"], 4) == "a long item"
+    items = [*play._action_keys(game := play.Game(*play._find("sokoban")), EpisodeState(game.env.reset(0, "val")))]
+    assert "\n" not in in_lines([*items, *play.KEYS], 80)
+    assert all(len(line) <= 50 for line in in_lines([*items, *play.KEYS], 50).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"), [(80, "turns  actions"), (50, "random"), (40, "SokobanDifferentGridVo…  ")]
+)
+def test_a_narrow_list_of_environments_keeps_its_numbers(width, shown):
+    row = {"turns": "5", "actions": "10", "random": "17.5%", "optimal": "100.0%"}
+    lines = play._columns([{"tag": tag, **row} for tag in ("Bandit", "SokobanDifferentGridVocabulary")], width)
+    assert any(shown in line for line in lines)
+    for line in lines[1:]:
+        assert line.endswith("17.5%   100.0%") and len(line) <= width
+    assert lines == [line.rstrip() for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("Sokoban", "did you mean sokoban?"), ("bandits", "brings several tags, play one of them: Bandit, BanditTest")],
+)
+def test_the_nearest_name_to_play(monkeypatch, name, message):
+    monkeypatch.setitem(registry.ENVIRONMENTS, "bandits", registry.ENVIRONMENTS["bandit"])
+    with pytest.raises(ValueError, match=re.escape(message)):
+        play._find(name)
+
+
+def test_an_arm_that_is_not_the_better_one_is_not_won():
+    game = play.Game(*play._find("bandit"))
+    start = EpisodeState(game.env.reset(0, "val"))
+    verdicts = {
+        play._verdict(game.step(start, word, seed=0)[0]).plain for word in game.env.action_names(start.state).values()
+    }
+    assert verdicts == {"solved after 1 action", "not won after 1 action"}
+
+
+def play_in_terminal(*typed: str, rows: int, columns: int) -> list[str]:
+    """Sokoban level 3 in a terminal of that size: what it showed, frame by frame, without colours."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    environ |= {"TERM": "xterm", "PYTHONPATH": str(SOURCE)}
+    words = [sys.executable, "-m", "ragen", "play", "sokoban", "--seed", "3"]
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as game:
+        os.close(theirs)
+        text = _read_until(ours, "q quit")
+        for key in typed:
+            os.write(ours, key.encode())
+            text += _read_until(ours, "\x1b[?1049l" if key == "q" else "quit", "back")
+    assert game.returncode == 0
+    text = re.sub(r"\x1b\[[\d;]*m", "", text.replace("\r", ""))
+    return text.replace("\x1b[H", "").replace("\x1b[?25h", "").split("\x1b[2J")
+
+
+def _read_until(descriptor: int, *ends: str) -> str:
+    text = ""
+    while not any(end in text for end in ends) and select.select([descriptor], [], [], 60)[0]:
+        try:
+            text += os.read(descriptor, 65536).decode()
+        except OSError:  # the other side is closed
+            break
+    return text
+
+
+def test_a_small_terminal_shows_whole_frames_one_in_place_of_the_other():
+    keys = ("u", "\x1b[3~", "p", "q", *"aaaaaaaaaa", "q")
+    first, *frames = play_in_terminal(*keys, rows=15, columns=50)
+    assert first == "\x1b[?1049h"
+    for frame in frames:
+        rows = frame.partition("\x1b[?1049l")[0].split("\n")
+        assert len(rows) <= 15 and max(map(len, rows)) <= 50
+    assert "nothing to undo" in frames[1]
+    assert "Delete is no action here" in frames[2]
+    assert "page 1 of " in frames[3] and "turn by turn" in frames[3]
+    assert "#XP_##" in frames[-1] and "not solved (out of actions) after 10 actions" in frames[-1]
 
 
 def shown_table(*turns: TurnResult) -> str:

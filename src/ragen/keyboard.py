@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 ESCAPE = "\x1b"
 END_OF_INPUT = ("", "\x04")
 SECONDS_WITHIN_A_SEQUENCE = 0.05
+LONGEST_SHOWN = 40
 
 _CHARACTERS = {ESCAPE: "Esc", "\n": "Enter", "\r": "Enter", "\t": "Tab", " ": "Space", "\x7f": "Backspace"}
 _FINALS = {"A": "arrow up", "B": "arrow down", "C": "arrow right", "D": "arrow left", "H": "Home", "F": "End"}
@@ -46,7 +47,7 @@ def key_name(key: str) -> str:
     if key in _CHARACTERS:
         return _CHARACTERS[key]
     if key.isprintable():
-        return repr(key)
+        return repr(key if len(key) <= LONGEST_SHOWN else f"{key[:LONGEST_SHOWN]}…")
     if len(key) == 1 and key < " ":
         return f"Ctrl+{chr(ord(key) + 64)}"
     if len(key) == 2 and key[0] == ESCAPE and key[1].isprintable():

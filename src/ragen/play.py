@@ -11,6 +11,7 @@ shows is the one a model would get in the setting that the tag is trained in. Th
 
 import contextlib
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from ragen.env.registry import catalogue, make, tags_of
 from ragen.env.solve import Budget, baselines, best_actions, optimal_success
 from ragen.keyboard import answers, key_name
 from ragen.screen import Screen, in_lines
-from ragen.typed import nearest_of, shown
+from ragen.typed import nearest_of
 
 # Short names for tags. `config.v1.ENVIRONMENTS` has names of its own: there they are starts of a training run in the
 # older dialect, and `sokoban` is the older board; here they are games, and it is the board that the recipe trains on.
@@ -152,7 +153,9 @@ def _find(environment: str) -> tuple[str, Tag, Config]:
     if name not in tags:
         known = [*ENVIRONMENTS, *tags]
         in_other_case = [word for word in known if word.casefold() == environment.casefold()]
-        near = f"; did you mean {in_other_case[0]}?" if in_other_case else nearest_of(environment, known)
+        if in_other_case:
+            raise ValueError(f"unknown environment {environment!r}; did you mean {in_other_case[0]}?")
+        near = nearest_of(environment, known)
         raise ValueError(f"unknown environment {environment!r}{near}; your own is written module:Class")
     config = start_of(name)
     return name, config.custom_envs[name], config
@@ -226,9 +229,7 @@ class Player:
                 word = _word_of(game, episode, answer)
                 if word is None:
                     names = ", ".join(game.env.action_names(episode.state).values())
-                    message = (
-                        f"{key_name(shown(answer) if answer.isprintable() else answer)} is no action here: {names}"
-                    )
+                    message = f"{key_name(answer)} is no action here: {names}"
                     continue
                 after, turn = game.step(episode, word, seed)
                 path.append((after, word, turn))
@@ -391,6 +392,7 @@ def _count(num_actions: int) -> str:
     return "1 action" if num_actions == 1 else f"{num_actions} actions"
 
 
+@functools.cache  # a finished level is drawn more than once
 def _optimum(game: Game, seed: int, split: str) -> str:
     """The best plan from the start, or what the best play can hope for."""
     episode = EpisodeState(game.env.reset(seed, split))

@@ -10,6 +10,7 @@ from ragen.config.compose import resolve
 from ragen.config.explain import derived_lines, explain
 from ragen.config.reach import MAX_LEVELS, reach
 from ragen.config.starts import start_of
+from ragen.config.tree import to_dict
 from ragen.env.registry import catalogue, make
 from ragen.env.solve import Budget, baselines
 
@@ -38,6 +39,22 @@ def test_any_text_survives_as_yaml(text):
 def test_a_typed_text_of_two_lines():
     tree = yaml.safe_load(plan("custom_envs.CoordSokoban.env_instruction='one\ntwo'"))
     assert tree["custom_envs"]["CoordSokoban"]["env_instruction"] == "one\ntwo"
+
+
+def test_the_numbers_come_first_and_the_tree_is_whole():
+    text = plan(config_name="_1_bandit")
+    resolved = resolve([], config_name="_1_bandit", environ={})
+    tree = yaml.safe_load(text)
+    assert tree == to_dict(resolved.config)
+    assert list(tree)[-2:] == ["custom_envs", "sft"]
+    assert list(tree["custom_envs"])[:2] == ["Bandit", "BanditTest"]
+    assert text.index("# derived:") < text.index("# notes:") < text.index("\nrl_or_sft:")
+    assert max(len(line) for line in text.splitlines() if line.startswith("#")) <= 100
+
+
+def test_different_tags_in_training_and_validation_are_noted():
+    notes = resolve(["es_manager.train.env_configs.tags=[SimpleSokoban]"], environ={}).notes
+    assert notes == ["training on SimpleSokoban, validating on CoordSokoban"]
 
 
 def test_windowed_contexts_count_their_turns():

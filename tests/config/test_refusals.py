@@ -99,7 +99,14 @@ REFUSED = [
     (["trainer.test_freq=1,2"], "several values"),
     (["trainer.logger=[console"], "cannot read"),
     (["env.env_kwargs.dim_x=8"], "needs an environment"),
-    (["model_path=${no.such.key}"], "no.such.key"),
+    (["model_path=${no.such.key}"], "model_path: Interpolation key 'no.such.key' not found"),
+    (["bandit"], "did you mean two_armed_bandit or --config-name _1_bandit?"),
+    (["_2_sokoban"], "--config-name _2_sokoban"),
+    (["es_manager.train.group_size"], "give a value: es_manager.train.group_size=…"),
+    (["lora"], "lora is a group of keys; give one of them a value: lora.rank=…"),
+    (["trainer.test_frq"], "there is no such key; did you mean trainer.test_freq?"),
+    (["custom_envs.Nope.max_tokens=3"], "there is no tag Nope. A new one needs custom_envs.Nope.env_type=…"),
+    (["custom_envs.CoordSokobn.max_tokens=3"], "there is no tag CoordSokobn; did you mean CoordSokoban?"),
 ]  # fmt: skip
 
 
@@ -158,6 +165,13 @@ def test_equal_values_under_two_names_are_no_conflict():
 def test_too_few_visible_devices():
     with pytest.raises(ConfigError, match="unset the variable"):
         resolve(["trainer.n_gpus_per_node=2"], environ={"CUDA_VISIBLE_DEVICES": "0"})
+
+
+def test_every_misspelt_key_is_named():
+    with pytest.raises(ConfigError) as caught:
+        resolve(["trainer.test_frq=5", "lora.rank=x", "lora.rnk=4"], environ={})
+    for text in ("3 problems", "did you mean trainer.test_freq?", "lora.rank=x: takes", "did you mean lora.rank?"):
+        assert text in str(caught.value)
 
 
 def test_several_problems_come_in_one_message():

@@ -1,6 +1,8 @@
 """The example in `docs/add-an-environment.md` is followed as it stands: the file, the recipe, the registry line."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +17,8 @@ from ragen.env.check import check_environment
 from ragen.env.registry import catalogue, environment_class, make
 from ragen.env.solve import Budget, optimal_success
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "add-an-environment.md").read_text()
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "add-an-environment.md").read_text()
 PATH = "number_line:NumberLine"
 
 
@@ -101,7 +104,21 @@ def test_the_registry_line_brings_its_tag(registered):
     assert resolve(["sokoban"], environ={}).config.custom_envs["NumberLine"].max_actions_per_traj == 10
 
 
+def test_the_example_passes_the_project_s_linter(folder):
+    ruff = [sys.executable, "-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml")]
+    run = subprocess.run([*ruff, str(folder / "number_line.py")], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
+
+
+def test_its_check_is_silent_when_it_is_run_from_its_folder(folder):
+    (folder / "check_line.py").write_text(blocks("python")[1])
+    environ = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    run = subprocess.run([sys.executable, "check_line.py"], cwd=folder, env=environ, capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
 def test_every_command_works_with_it_registered(registered, capsys):
     assert main(["play", "NumberLine", "--agent", "random"]) == 0
+    assert main(["play", registered, "--agent", "random"]) == 0
     assert main(["envs", "--levels", "1"]) == 0
     assert "NumberLine" in capsys.readouterr().out
