@@ -75,6 +75,20 @@ def test_a_model_that_cannot_be_had_is_said_before_anything_is_built(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_training_and_its_report_from_the_command_line(tmp_path):
+    small = ["es_manager.train.env_groups=2", "es_manager.train.group_size=2", "es_manager.val.env_groups=2"]
+    words = ["model.base_model=pocket", *small, "ppo_mini_batch_size=4", "trainer.total_training_steps=1"]
+    run = ragen("train", "two_armed_bandit", *words, f"trainer.default_local_dir={tmp_path / 'run'}")
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert lines[0] == f"run folder: {tmp_path / 'run'}"
+    assert lines[-1] == f"report: {tmp_path / 'run' / 'report.html'}"
+    assert [line.split(" - ")[0] for line in lines if line.startswith("step:")] == ["step:0", "step:1"]
+    assert "model: pocket (command line: model.base_model=pocket)" in run.stderr
+    again = ragen("report", str(tmp_path / "run"))
+    assert again.returncode == 0 and again.stdout.splitlines()[-1] == lines[-1]
+
+
 def test_what_is_not_built_is_refused_without_torch():
     run = ragen("train", "model_path=pocket", "algorithm.adv_estimator=gae")
     assert run.returncode == 2
@@ -100,6 +114,8 @@ def test_what_is_not_built_is_refused_without_torch():
         (["play", "sokoban", "--agent", "best"], "human, random, optimal"),
         (["play", "sokoban", "--split", "dev"], "unknown split 'dev'"),
         (["envs", "--levels", "0"], "at least 1"),
+        (["report", "no/such/run"], "is no run folder"),
+        (["pocket", "build", "--steps", "0"], "at least 1"),
         (["dance"], "invalid choice"),
     ],
 )

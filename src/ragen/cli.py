@@ -120,6 +120,15 @@ def _parser() -> argparse.ArgumentParser:
     play.add_argument("--agent", metavar="{human,random,optimal}", default="human", help="who plays (default human)")
     play.add_argument("--prompt", action="store_true", help="show the prompt that a model would see")
     play.set_defaults(verb=_play)
+    report = verbs.add_parser(
+        "report",
+        help="write the HTML report of a run folder",
+        description="Write the HTML report of a run folder, also of a run that still goes on or was killed.",
+        epilog="example:\n  ragen report checkpoints/RAGEN/pocket-sokoban",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_argument("folder", metavar="RUN", help="the run folder")
+    report.set_defaults(verb=_report)
     pocket = verbs.add_parser(
         "pocket",
         help="build the embedded model from solver data",
@@ -207,6 +216,17 @@ def _envs(options: argparse.Namespace) -> int:
     from ragen.play import list_environments
 
     return list_environments(options.levels)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from ragen.report.folder import RunFolder
+    from ragen.report.html import write_report
+
+    folder = RunFolder(_from_caller(options.folder))
+    if not folder.metrics_path.exists():
+        raise ValueError(f"{folder} is no run folder: it has no {folder.metrics_path.name}")
+    print(f"report: {write_report(folder)}")
+    return 0
 
 
 def _pocket(options: argparse.Namespace) -> int:

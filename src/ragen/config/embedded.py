@@ -38,6 +38,7 @@ SETTINGS = {
     f"{ACTOR}.optim.lr": 2e-4,
     f"{ACTOR}.entropy_coeff": 0.0,
     f"{ACTOR}.use_kl_loss": False,
+    f"{ACTOR}.kl_loss_coef": 0.0,
     f"{ROLLOUT}.temperature": 1.0,
     f"{ROLLOUT}.response_length": 48,
     f"{ROLLOUT}.max_model_len": 1024,

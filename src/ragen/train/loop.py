@@ -51,10 +51,13 @@ def train(config: Config) -> Run:
         title = f"{config.trainer.experiment_name} · {config.model_path}"
         total = config.trainer.total_training_steps
         with make_console(total, config.trainer.logger, folder.path, title=title) as console:
+            if str(folder) != config.trainer.default_local_dir:
+                console.note(f"{config.trainer.default_local_dir} holds another run, which stays as it is")
             with console.phase("loading"):
                 trainer = Trainer(config, load_model(source), folder, console)
             trainer.fit()
             report = write_report(folder)
+            console.note(f"the report again, at any time: ./ragen report {folder}")
             console.close(report=report)
     return Run(folder.path, report, total)
 
