@@ -25,6 +25,7 @@ from ragen.env.grid import (
     grid_rows,
     legend_text,
     list_cells,
+    observation,
     size_line,
 )
 
@@ -144,12 +145,7 @@ class FrozenLake(Environment):
 
     def render(self, state: FrozenLakeState) -> str:
         """The lake as a grid, as coordinates, or both."""
-        shown = self.config.observation_format
-        if shown == "grid":
-            return self._draw(state)
-        if shown == "coord":
-            return self._list_positions(state)
-        return f"Coordinates:\n{self._list_positions(state)}\nGrid Map:\n{self._draw(state)}"
+        return observation(self.config.observation_format, state, self._draw, self._list_positions)
 
     def _player_code(self, state: FrozenLakeState) -> int:
         if state.player == state.lake.goal:

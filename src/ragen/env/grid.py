@@ -9,6 +9,7 @@ An observation is the grid, lists of coordinates, or both, as `observation_forma
 cell = row * num_cols + col, and a set of cells is an integer with those bits set.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -63,6 +64,15 @@ def list_cells(cells: int, names: tuple[str, ...]) -> str:
         positions.append(names[lowest.bit_length() - 1])
         cells ^= lowest
     return ", ".join(positions)
+
+
+def observation(shown: str, state: Any, draw: Callable[[Any], str], list_positions: Callable[[Any], str]) -> str:
+    """The grid, the coordinates, or both under headings."""
+    if shown == "grid":
+        return draw(state)
+    if shown == "coord":
+        return list_positions(state)
+    return f"Coordinates:\n{list_positions(state)}\nGrid Map:\n{draw(state)}"
 
 
 def legend_text(symbols: dict[str, str], observation_format: str) -> str:

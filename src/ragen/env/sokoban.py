@@ -22,6 +22,7 @@ from ragen.env.grid import (
     grid_rows,
     legend_text,
     list_cells,
+    observation,
     size_line,
 )
 from ragen.env.sokoban_levels import generate_level
@@ -190,12 +191,7 @@ class Sokoban(Environment):
 
     def render(self, state: SokobanState) -> str:
         """The board as a grid, as coordinates, or both."""
-        shown = self.config.observation_format
-        if shown == "grid":
-            return self._draw(state)
-        if shown == "coord":
-            return self._list_positions(state)
-        return f"Coordinates:\n{self._list_positions(state)}\nGrid Map:\n{self._draw(state)}"
+        return observation(self.config.observation_format, state, self._draw, self._list_positions)
 
     def _draw(self, state: SokobanState) -> str:
         board, boxes, player, _ = state

@@ -3,7 +3,7 @@
 levels(config, step=1)      # groups on seeds 10000 … 10007, step 2 on 10008 … 10015
 """
 
-from ragen.config.schema import Config
+from ragen.config.schema import Config, TrainEnvs, ValEnvs
 from ragen.rollout.collect import GroupRequest
 
 SPLIT = "train"
@@ -21,3 +21,9 @@ def levels(config: Config, step: int) -> list[GroupRequest]:
         seed = config.seed.train + (index if pool is None else index % pool)
         requests.append(GroupRequest(tag, seed, SPLIT, group, envs.group_size))
     return requests
+
+
+def tags_of_groups(envs: TrainEnvs | ValEnvs) -> list[str]:
+    """The tag of each group, in order."""
+    counted = zip(envs.env_configs.tags, envs.env_configs.n_groups, strict=True)
+    return [tag for tag, count in counted for _ in range(count)]

@@ -17,6 +17,7 @@ from ragen.env.solve import baselines, shortest_plan
 from ragen.report.statistics import success_by_length, wilson
 from ragen.rollout.collect import GroupRequest, World, collect
 from ragen.rollout.summary import summarize
+from ragen.train.levels import tags_of_groups
 from ragen.types import Episode, Group
 
 SPLIT = "val"
@@ -89,10 +90,10 @@ class Validator:
 def requests(config: Config) -> list[GroupRequest]:
     """The validation levels: seeds from `seed.val` on, tag by tag."""
     envs, first = config.es_manager.val, config.seed.val
-    tags = [
-        tag for tag, count in zip(envs.env_configs.tags, envs.env_configs.n_groups, strict=True) for _ in range(count)
+    return [
+        GroupRequest(tag, first + index, SPLIT, index, envs.group_size)
+        for index, tag in enumerate(tags_of_groups(envs))
     ]
-    return [GroupRequest(tag, first + index, SPLIT, index, envs.group_size) for index, tag in enumerate(tags)]
 
 
 def validation_sampling(config: Config, greedy: bool = False) -> Sampling:
