@@ -230,13 +230,13 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _pocket(options: argparse.Namespace) -> int:
+    if options.steps is not None and options.steps < 1:
+        raise ValueError(f"--steps {options.steps}: must be at least 1")
     from pathlib import Path
 
     from ragen.model.pocket.build import STEPS, build, describe
 
     steps = STEPS if options.steps is None else options.steps
-    if steps < 1:
-        raise ValueError(f"--steps {steps}: must be at least 1")
     print(describe(steps))
     if not options.dry_run:
         build(Path(options.output), steps)
