@@ -10,10 +10,15 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ragen import __version__
-from ragen.typed import did_you_mean
+from ragen.typed import RunFailed, did_you_mean
+
+if TYPE_CHECKING:
+    from ragen.config.compose import Resolved
+
+STATUSES = {"finished": 0, "early_stopped": 3, "interrupted": 130}  # of a run, as exit statuses
 
 TRAIN_EXAMPLES = """examples:
   ragen train sokoban --dry-run
@@ -46,6 +51,14 @@ examples:
 """
 
 
+RUNS_EXAMPLES = """examples:
+  ragen runs
+  ragen runs model_saving/kl_sweep_Qwen2.5-3B --sort success
+  ragen runs --metric actor/entropy
+  ragen runs --compare pocket-sokoban pocket-sokoban-2
+"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Says the nearest option for one that it does not know."""
 
@@ -63,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] == "train":
         # Options and key=value words may come in any order, which sub-parsers cannot do.
         options = _train_parser().parse_intermixed_args(arguments[1:])
+        options.arguments = arguments[1:]
         verb = _train
     else:
         options = parser.parse_args(arguments)
@@ -77,6 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"ragen {arguments[0]}: {error}", file=sys.stderr)
         return 2
+    except RunFailed as error:
+        print(f"ragen {arguments[0]}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -129,6 +146,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("folder", metavar="RUN", help="the run folder")
     report.set_defaults(verb=_report)
+    _add_runs(verbs)
+    doctor = verbs.add_parser(
+        "doctor",
+        help="what this machine has, and which experiments can run on it",
+        description="What this machine has, and which of the documented experiments can run on it with which model. "
+        "Exit status 1 if not even the embedded model can be trained.",
+    )
+    doctor.add_argument("--json", action="store_true", help="the same as JSON")
+    doctor.set_defaults(verb=_doctor)
     pocket = verbs.add_parser(
         "pocket",
         help="build the embedded model from solver data",
@@ -150,6 +176,22 @@ def _parser() -> argparse.ArgumentParser:
     envs.add_argument("--levels", type=int, default=64, help="validation levels to average over (default 64)")
     envs.set_defaults(verb=_envs)
     return parser
+
+
+def _add_runs(verbs: Any) -> None:
+    runs = verbs.add_parser(
+        "runs",
+        help="list and compare the runs on disk",
+        description="List or compare the runs below checkpoints/ and model_saving/, or elsewhere.",
+        epilog=RUNS_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    runs.add_argument("folders", nargs="*", metavar="FOLDER", help="where to look for runs")
+    runs.add_argument("--sort", default="age", metavar="COLUMN", help="a column of the list (default age)")
+    runs.add_argument("--metric", metavar="NAME", help="show this metric in place of validation success")
+    runs.add_argument("--compare", nargs="+", metavar="RUN", help="folders or names of two or more runs")
+    runs.add_argument("--json", action="store_true", help="the same as JSON")
+    runs.set_defaults(verb=_runs)
 
 
 def _train_parser() -> argparse.ArgumentParser:
@@ -183,21 +225,31 @@ def _train(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(explain(resolved), end="")
         return 0
+    if "RANK" not in os.environ:  # a worker's launcher has said it already
+        _say_what_is_meant(resolved)
+
+    from ragen.train import supported
+
+    supported.check(resolved.config)
+    from ragen.train.workers import launch, must_launch
+
+    trainer = resolved.config.trainer
+    if must_launch(trainer.n_gpus_per_node * trainer.nnodes):
+        return launch(trainer.n_gpus_per_node, trainer.nnodes, options.arguments)
+
+    from ragen.train.loop import train
+    from ragen.train.workers import report_status
+
+    return report_status(STATUSES[train(resolved.config).status])
+
+
+def _say_what_is_meant(resolved: "Resolved") -> None:
     for key, reason in resolved.no_effect.items():
         print(f"no effect: {key}: {reason}", file=sys.stderr)
     for note in resolved.notes:
         print(f"note: {note}", file=sys.stderr)
     origin = resolved.origins.get("model_path", "the default")
     print(f"model: {resolved.config.model_path} ({origin.removeprefix('derived: ')})", file=sys.stderr)
-
-    from ragen.train import supported
-
-    supported.check(resolved.config)
-
-    from ragen.train.loop import train
-
-    train(resolved.config)
-    return 0
 
 
 def _from_caller(folder: str | None) -> str | None:
@@ -227,6 +279,22 @@ def _report(options: argparse.Namespace) -> int:
         raise ValueError(f"{folder} is no run folder: it has no {folder.metrics_path.name}")
     print(f"report: {write_report(folder)}")
     return 0
+
+
+def _runs(options: argparse.Namespace) -> int:
+    from ragen.runs import compare_runs, list_runs
+
+    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
+    folders = [os.path.join(caller, folder) for folder in options.folders]
+    if options.compare:
+        return compare_runs(options.compare, folders, options.json, caller)
+    return list_runs(folders, options.sort, options.metric, options.json)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from ragen.doctor import examine
+
+    return examine(options.json)
 
 
 def _pocket(options: argparse.Namespace) -> int:

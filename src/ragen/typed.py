@@ -21,6 +21,10 @@ class ConfigError(ValueError):
     """A config that cannot work. The message is for the user: it names the key, the value and what would be right."""
 
 
+class RunFailed(RuntimeError):
+    """A run that cannot go on, through no fault of its config. The message says what to do."""
+
+
 def one_error(problems: list[str]) -> ConfigError:
     """Several problems as one message; a single one stands for itself."""
     return ConfigError(problems[0] if len(problems) == 1 else "\n  - ".join([f"{len(problems)} problems", *problems]))

@@ -7,11 +7,27 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ragen.algo.filter import METRICS, REASONS, FilterRule, filter_metrics, group_score, select
+from ragen.algo.filter import (
+    METRICS,
+    REASONS,
+    STRATEGIES,
+    VALUES,
+    FilterRule,
+    filter_metrics,
+    group_score,
+    in_group_metrics,
+    select,
+)
+from ragen.config.schema import FILTER_METRICS
+from ragen.typed import ConfigError
 
 
 def rule(value, prob_mode="linear", largest=True, include_zero=True, selection_eps=0.01):
     return FilterRule("top_p", value, largest, include_zero, prob_mode, selection_eps)
+
+
+def by(strategy, value, largest=True, include_zero=True):
+    return FilterRule(strategy, value, largest, include_zero, "linear", 0.01)
 
 
 def kept(scores, chosen_rule):
@@ -113,7 +129,134 @@ def test_softmax_reasons():
     ]
 
 
-# Both ---------------------------------------------------------------------------------------------------------------
+# By hand: top_k, top_f, top_k_abs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["top_k", "top_f"])
+@pytest.mark.parametrize(
+    ("scores", "value", "options", "expected"),
+    [
+        ([4, 3, 2, 1], 0.5, {}, [0, 1]),
+        ([1, 2, 3, 4], 0.5, {}, [2, 3]),
+        ([1, 2, 3, 4], 0.5, {"largest": False}, [0, 1]),
+        ([4, 3, 2, 1], 0.74, {}, [0, 1]),  # 2.96
+        ([4, 3, 2, 1], 0.75, {}, [0, 1, 2]),
+        ([4, 3, 2, 1], 0.1, {}, [0]),  # 0.4: at least one
+        ([4, 3, 2, 1], 1.0, {}, [0, 1, 2, 3]),
+        ([2, 2, 2, 2], 0.5, {}, [0, 1]),  # at a tie the earlier groups
+        ([2, 2, 2, 2], 0.5, {"largest": False}, [0, 1]),
+        ([0, 0, 0, 0], 0.5, {}, [0, 1]),  # zeros are scores like others
+        ([0, 0, 0, 0], 0.5, {"include_zero": False}, []),
+        ([0, 0, 5, 3], 0.75, {"include_zero": False}, [2, 3]),  # 3 of 4 groups, and 2 are there
+        ([0, 0, 5, 3, 1, 0], 0.5, {"include_zero": False}, [2, 3, 4]),  # of all six groups, not of the three candidates
+        ([0, -1, 5], 0.5, {"largest": False, "include_zero": False}, [1]),
+        ([-1, -2, -3], 0.5, {}, [0]),  # 1.5
+        ([7], 0.01, {}, [0]),
+        ([], 0.5, {}, []),
+    ],
+)
+def test_top_k_by_hand(strategy, scores, value, options, expected):
+    assert kept(scores, by(strategy, value, **options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "num_groups", "num_kept"), [(0.29, 100, 29), (0.58, 50, 29), (0.6, 8, 4), (0.7, 10, 7)]
+)
+def test_top_k_counts_as_one_does_on_paper(value, num_groups, num_kept):
+    # In floats 0.29 * 100 is a little less than 29.
+    assert len(kept([1.0] * num_groups, by("top_k", value))) == num_kept
+
+
+@pytest.mark.parametrize(
+    ("scores", "value", "options", "expected"),
+    [
+        ([4, 1, 3, 2], 2, {}, [0, 2]),
+        ([4, 1, 3, 2], 2.0, {"largest": False}, [1, 3]),
+        ([4, 1], 9, {}, [0, 1]),
+        ([2, 2, 2], 1, {}, [0]),
+        ([0, 0, 0], 2, {}, [0, 1]),
+        ([0, 0, 0], 2, {"include_zero": False}, []),
+        ([0, 3, 0], 2, {"include_zero": False}, [1]),
+        ([], 2, {}, []),
+    ],
+)
+def test_top_k_abs_by_hand(scores, value, options, expected):
+    assert kept(scores, by("top_k_abs", value, **options)) == expected
+
+
+# By hand: min_p -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scores", "value", "options", "expected"),
+    [
+        ([4, 3, 2, 1], 0.75, {}, [0, 1]),  # at least 3
+        ([4, 3, 2, 1], 0.76, {}, [0]),
+        ([4, 3, 2, 1], 1.0, {}, [0]),
+        ([4, 3, 2, 1], 0.0, {}, [0, 1, 2, 3]),
+        ([4, 0, -1], 0.0, {}, [0, 1]),  # at least 0
+        ([3, 0.3 - 1e-11, 0.299], 0.1, {}, [0, 1]),  # rounding does not decide
+        ([0, 0, 0], 0.5, {}, [0, 1, 2]),
+        ([0, 0, -1], 0.5, {}, [0, 1]),
+        ([0, 0, 0], 0.5, {"include_zero": False}, []),
+        ([0, 4, 1], 0.5, {"include_zero": False}, [1]),
+        ([-1, -2, -1, -1.5], 0.5, {}, [0, 2]),  # at least -0.5 would drop even the best
+        ([4, 3, 2, 1], 0.5, {"largest": False}, [2, 3]),  # at most 1 / 0.5
+        ([4, 3, 2, 1], 0.25, {"largest": False}, [0, 1, 2, 3]),
+        ([4, 3, 2, 1], 1.0, {"largest": False}, [3]),
+        ([4, 3, 2, 1], 0.0, {"largest": False}, [0, 1, 2, 3]),
+        ([2, 0, 1, 0], 0.5, {"largest": False}, [1, 3]),  # nothing but 0 is near 0
+        ([2, 0, 1, 0], 0.0, {"largest": False}, [0, 1, 2, 3]),
+        ([2, 0, 1, 0], 0.5, {"largest": False, "include_zero": False}, [0, 2]),
+        ([-2, -2, -1, 3], 0.5, {"largest": False}, [0, 1]),
+        ([-2, -2, -1, 3], 0.0, {"largest": False}, [0, 1]),
+        ([], 0.5, {}, []),
+        ([], 0.5, {"largest": False}, []),
+    ],
+)
+def test_min_p_by_hand(scores, value, options, expected):
+    assert kept(scores, by("min_p", value, **options)) == expected
+
+
+def test_reasons_of_the_other_strategies():
+    scores = [5.0, 0.0, 1.0]
+    for strategy, value in (("top_k", 0.4), ("top_f", 0.4), ("top_k_abs", 1)):
+        assert reasons(scores, by(strategy, value, include_zero=False)) == ["kept", "zero score", "outside top-k"]
+    assert reasons(scores, by("min_p", 0.9, include_zero=False)) == ["kept", "zero score", "too far from the best"]
+
+
+# All ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "value", "message"),
+    [
+        ("top_p", 0.0, "share above 0"),
+        ("top_p", math.nan, "share above 0"),
+        ("top_k", 8, r"rollout_filter_value=8: top_k keeps a fraction .* use top_k_abs"),
+        ("top_f", 1.01, r"top_f keeps a fraction .* use top_k_abs"),
+        ("top_k", 0, "fraction"),
+        ("top_k_abs", 0.5, r"top_k_abs keeps a whole number .* use top_k"),
+        ("top_k_abs", 0, "whole number"),
+        ("top_k_abs", math.inf, "whole number"),
+        ("min_p", 1.1, "between 0 and 1"),
+        ("min_p", -0.1, "between 0 and 1"),
+    ],
+)
+def test_impossible_values_are_refused(strategy, value, message):
+    with pytest.raises(ConfigError, match=message):
+        by(strategy, value)
+
+
+def test_every_strategy_says_which_values_it_takes():
+    assert VALUES.keys() == STRATEGIES.keys()
+
+
+@pytest.mark.parametrize("strategy", ["top_k", "top_f", "top_k_abs", "min_p"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_the_other_strategies_refuse_bad_scores_too(strategy, bad):
+    with pytest.raises(ValueError, match="finite"):
+        select([1.0, bad], by(strategy, 1))
 
 
 @pytest.mark.parametrize("prob_mode", ["linear", "softmax"])
@@ -194,6 +337,41 @@ some_score = st.one_of(
 some_scores = st.lists(some_score, max_size=12)
 some_p = st.one_of(st.sampled_from([0.25, 0.5, 0.9, 0.95]), st.floats(0.001, 0.999))
 both = st.booleans()
+some_any_rule = st.one_of(
+    st.tuples(st.sampled_from(["top_k", "top_f", "min_p"]), some_p),
+    st.tuples(st.just("top_k_abs"), st.integers(1, 9)),
+)
+
+
+def naive_best(scores, count, largest):
+    """Take the best, again and again."""
+    left, taken = list(range(len(scores))), set()
+    while left and len(taken) < count:
+        best = left[0]
+        for index in left[1:]:
+            if scores[index] > scores[best] if largest else scores[index] < scores[best]:
+                best = index
+        left.remove(best)
+        taken.add(best)
+    return taken
+
+
+def naive_near(scores, p, largest):
+    """Exact. Gives the indices kept and how close the decision was."""
+    exact, share = [Fraction(score) for score in scores], Fraction(p)
+    best = max(exact) if largest else min(exact)
+    taken, margin = set(), Fraction(1)
+    for index, score in enumerate(exact):
+        if best < 0:
+            near, distance = score == best, abs(score - best)
+        elif largest:
+            near, distance = score >= share * best, abs(score - share * best)
+        else:  # score <= best / share
+            near, distance = score * share <= best, abs(score * share - best)
+        taken |= {index} if near else set()
+        if score != best and distance > 0:
+            margin = min(margin, distance)
+    return taken, margin
 
 
 def pool_of(scores, include_zero):
@@ -220,6 +398,41 @@ def test_softmax_against_plain_loops(scores, p, largest, include_zero):
     expected, margin = naive_softmax([scores[index] for index in pool], p, largest) if pool else (set(), 1.0)
     assume(margin > 1e-9)
     assert set(kept(scores, rule(p, "softmax", largest, include_zero))) == {pool[index] for index in expected}
+
+
+@given(some_scores, some_p, both, both)
+@example([1.0] * 10, 0.3, True, True)
+def test_top_k_against_plain_loops(scores, p, largest, include_zero):
+    share = Fraction(p).limit_denominator(10**6)  # as it is written: 0.29, not the float next to it
+    assume(abs(share * len(scores) - round(share * len(scores))) == 0 or abs(p * len(scores) % 1 - 0.5) < 0.4999)
+    pool = pool_of(scores, include_zero)
+    for strategy, value, count in (
+        ("top_k", p, max(1, math.floor(share * len(scores)))),
+        ("top_f", p, max(1, math.floor(share * len(scores)))),
+        ("top_k_abs", 1 + int(10 * p), 1 + int(10 * p)),
+    ):
+        expected = {pool[index] for index in naive_best([scores[index] for index in pool], count, largest)}
+        assert set(kept(scores, by(strategy, value, largest, include_zero))) == expected
+
+
+@given(some_scores, st.one_of(some_p, st.sampled_from([0.0, 1.0])), both, both)
+@example([0.0, 0.0], 0.5, False, True)
+@example([-1.0, -1.0, -0.5], 0.5, True, True)
+def test_min_p_against_plain_loops(scores, p, largest, include_zero):
+    pool = pool_of(scores, include_zero)
+    expected, margin = naive_near([scores[index] for index in pool], p, largest) if pool else (set(), 1)
+    assume(margin > 3e-10 + 1e-12 * sum(map(abs, scores)))  # not where the tolerance decides
+    assert set(kept(scores, by("min_p", p, largest, include_zero))) == {pool[index] for index in expected}
+
+
+@given(some_scores, both, both, some_any_rule)
+def test_the_best_candidate_is_kept_by_all_but_linear_top_p(scores, largest, include_zero, chosen):
+    strategy, value = chosen
+    pool = pool_of(scores, include_zero)
+    now = kept(scores, by(strategy, value, largest, include_zero))
+    assert set(now) <= set(pool)
+    if pool:
+        assert (max if largest else min)(scores[index] for index in pool) in [scores[index] for index in now]
 
 
 @given(some_scores, some_p, both, both)
@@ -254,6 +467,15 @@ def test_the_order_of_groups_does_not_matter(scores, p, largest, include_zero, p
     assert first == second
 
 
+@given(some_scores, both, both, some_any_rule, st.randoms(use_true_random=False))
+def test_the_order_does_not_matter_to_the_other_strategies(scores, largest, include_zero, chosen, random):
+    shuffled = random.sample(scores, len(scores))
+    chosen_rule = by(*chosen, largest, include_zero)
+    assert sorted(scores[index] for index in kept(scores, chosen_rule)) == sorted(
+        shuffled[index] for index in kept(shuffled, chosen_rule)
+    )
+
+
 @given(some_scores, some_p, both, both, st.sampled_from(["linear", "softmax"]))
 def test_every_verdict_agrees_with_its_reason(scores, p, largest, include_zero, prob_mode):
     for score, verdict in zip(scores, select(scores, rule(p, prob_mode, largest, include_zero)), strict=True):
@@ -285,6 +507,48 @@ def test_reward_variance_against_plain_loops(values):
     assert group_score("reward_std", values) == pytest.approx(math.sqrt(variance), rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("metric", "quantity", "score"),
+    [
+        ("reward_variance", "reward", 2.0),
+        ("reward_std", "reward", 2.0),
+        ("reward", "reward", 3.0),
+        ("reward_sum", "reward", 9.0),
+        ("entropy", "entropy", 3.0),
+        ("entropy_variance", "entropy", 2.0),
+        ("entropy_std", "entropy", 2.0),
+        ("length", "length", 3.0),
+    ],
+)
+def test_metrics_of_a_group_by_hand(metric, quantity, score):
+    assert METRICS[metric].quantity == quantity
+    assert group_score(metric, [1.0, 3.0, 5.0]) == score  # squares 4 + 0 + 4 over 2
+    alone = 0.0 if metric.endswith(("_variance", "_std")) else 7.0
+    assert group_score(metric, [7.0]) == alone
+
+
+def test_the_metrics_are_those_of_the_config():
+    assert set(METRICS) == set(FILTER_METRICS)
+
+
+@pytest.mark.parametrize(("metric", "quantity"), [("entropy_std", "entropy"), ("length", "length")])
+def test_reported_names_follow_the_quantity(metric, quantity):
+    values = [[1.0, 3.0], [2.0, 2.0]]
+    scores = [group_score(metric, group) for group in values]
+    metrics = filter_metrics(metric, values, scores, select(scores, by("top_k_abs", 1)))
+    names = {name.removeprefix("rollout/") for name in metrics if "in_group" in name}
+    assert names == {
+        f"{prefix}_{infix}{name}"
+        for prefix in ("in_group", "chosen_in_group")
+        for infix, names in (("", ("std", "max", "mean")), (f"{quantity}_", ("std", "max", "mean", "sum")))
+        for name in names
+    }
+    assert metrics[f"rollout/in_group_{quantity}_max"] == metrics["rollout/in_group_max"] == 2.5
+    # Rewards beside it, whatever the filter looked at.
+    beside = in_group_metrics("reward", [[0.0, 8.0], [1.0, 1.0]], select(scores, by("top_k_abs", 1)))
+    assert beside["rollout/chosen_in_group_reward_sum"] == 8.0 and beside["rollout/in_group_reward_sum"] == 5.0
+
+
 REWARDS = [[1.0, 3.0], [2.0, 2.0], [0.0, 4.0]]  # std sqrt(2), 0, sqrt(8); max 3, 2, 4; mean 2, 2, 2; sum 4, 4, 4
 
 
@@ -314,6 +578,8 @@ def test_metrics_by_hand():
             "rollout/filter_reason/kept": 1.0,
             "rollout/filter_reason/zero_score": 1.0,
             "rollout/filter_reason/outside_top_p_mass": 1.0,
+            "rollout/filter_reason/outside_top_k": 0.0,
+            "rollout/filter_reason/too_far_from_the_best": 0.0,
             "rollout/filter_reason/too_little_mass": 0.0,
             "rollout/filter_reason/threshold_not_reached": 0.0,
         }

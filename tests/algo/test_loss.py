@@ -13,12 +13,17 @@ from ragen.algo.loss import (
     Term,
     add_sums,
     entropy_term,
+    kl_sums,
+    kl_term,
     policy_metrics,
     policy_sums,
     policy_terms,
     token_weights,
+    value_sums,
+    value_term,
     weighted_sum,
 )
+from ragen.typed import ConfigError
 
 LOW, HIGH, C = 0.2, 0.28, 3.0
 
@@ -93,7 +98,6 @@ def test_impossible_clip_ratios_are_refused(clips):
 
 
 def test_token_mean_by_hand():
-    assert AGGREGATIONS.keys() == {"token-mean"}
     weights_T = token_weights(torch.tensor([3, 0, 1]), "token-mean")
     assert weights_T.dtype == torch.float32 and weights_T.tolist() == [0.25] * 4
     assert token_weights(torch.tensor([1, 2]), "token-mean", torch.float64).tolist() == [1 / 3] * 3
@@ -101,9 +105,138 @@ def test_token_mean_by_hand():
     assert token_weights(torch.tensor([], dtype=torch.long), "token-mean").shape == (0,)
 
 
-def test_an_unknown_aggregation_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"'seq-max'.*token-mean"):
+# Sequences of 3, 0 and 1 tokens: two that count.
+@pytest.mark.parametrize(
+    ("mode", "norm_length", "weights"),
+    [
+        ("token-mean", None, [1 / 4] * 4),
+        ("seq-mean-token-mean", None, [1 / 6] * 3 + [1 / 2]),
+        ("seq-mean-token-sum", None, [1 / 2] * 4),
+        ("seq-mean-token-sum-norm", None, [1 / 6] * 4),  # the longest has 3
+        ("seq-mean-token-sum-norm", 10, [1 / 20] * 4),
+        ("token-mean", 10, [1 / 4] * 4),  # the length is for the last one only
+    ],
+)
+def test_aggregations_by_hand(mode, norm_length, weights):
+    got_T = token_weights(torch.tensor([3, 0, 1]), mode, torch.float64, norm_length)
+    assert got_T.tolist() == pytest.approx(weights, rel=1e-15)
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+def test_no_tokens_no_weights(mode):
+    for counts in ([], [0, 0]):
+        assert token_weights(torch.tensor(counts, dtype=torch.long), mode).shape == (0,)
+
+
+def test_wrong_aggregations_are_refused():
+    with pytest.raises(ConfigError, match=r"loss_agg_mode=seq-max.*token-mean, seq-mean-token-mean"):
         token_weights(torch.tensor([1]), "seq-max")
+    with pytest.raises(ValueError, match="norm_length=0"):
+        token_weights(torch.tensor([1]), "token-mean", norm_length=0)
+
+
+def naive_aggregate(losses_S_T, mode, norm_length):
+    filled = [losses for losses in losses_S_T if losses]
+    tokens = [loss for losses in filled for loss in losses]
+    if mode == "token-mean":
+        return math.fsum(tokens) / len(tokens)
+    of_sequence = {
+        "seq-mean-token-mean": lambda losses: math.fsum(losses) / len(losses),
+        "seq-mean-token-sum": math.fsum,
+        "seq-mean-token-sum-norm": lambda losses: math.fsum(losses) / (norm_length or max(map(len, filled))),
+    }[mode]
+    return math.fsum(map(of_sequence, filled)) / len(filled)
+
+
+@given(
+    st.lists(st.lists(st.floats(-10, 10), max_size=6), min_size=1, max_size=6).filter(any),
+    st.sampled_from(sorted(AGGREGATIONS)),
+    st.one_of(st.none(), st.integers(1, 50)),
+)
+def test_aggregations_against_plain_loops(losses_S_T, mode, norm_length):
+    counts_S = torch.tensor([len(losses) for losses in losses_S_T])
+    weights_T = token_weights(counts_S, mode, torch.float64, norm_length)
+    total = Term("task", 1.0, tensor([loss for losses in losses_S_T for loss in losses])).weighted(weights_T)
+    assert total.item() == pytest.approx(naive_aggregate(losses_S_T, mode, norm_length), rel=1e-9, abs=1e-12)
+
+
+# value, old value, return -> loss, clipped; the clip is 0.5
+VALUE_CASES = [
+    (1.0, 1.0, 3.0, 2.0, False),  # (1 - 3)^2 / 2
+    (1.4, 1.0, 3.0, 1.28, False),  # within the clip
+    (2.0, 1.0, 3.0, 1.125, True),  # moved too far towards the return: held at 1.5
+    (0.0, 1.0, 3.0, 4.5, False),  # moved away from it
+    (2.0, 1.0, 1.0, 0.5, False),
+    (5.0, 1.0, 3.0, 2.0, False),  # beyond it, and further away than the held 1.5
+    (4.0, 1.0, 3.0, 1.125, True),
+]
+
+
+@pytest.mark.parametrize(("value", "old", "target", "loss", "clipped"), VALUE_CASES)
+def test_value_loss_by_hand(value, old, target, loss, clipped):
+    values_T = tensor([value]).requires_grad_()
+    term, clipped_T = value_term(values_T, tensor([old]), tensor([target]), 0.5)
+    assert (term.name, term.coefficient) == ("value", 1.0)
+    assert term.per_token.item() == pytest.approx(loss) and clipped_T.item() is clipped
+    term.per_token.sum().backward()
+    assert values_T.grad.item() == pytest.approx(0.0 if clipped else value - target)
+
+
+def test_value_metrics_add_up():
+    values, olds, targets, losses, clipped = map(list, zip(*VALUE_CASES, strict=True))
+    weights_T, means_T = tensor([0.1, 0.2, 0.3, 0.1, 0.1, 0.1, 0.1]), tensor([1 / 7] * 7)
+    sums = {}
+    for part in (slice(0, 2), slice(2, 3), slice(3, 7)):
+        values_T = tensor(values)[part].requires_grad_()
+        term, clipped_T = value_term(values_T, tensor(olds)[part], tensor(targets)[part], 0.5)
+        sums = add_sums(sums, value_sums(term, clipped_T, values_T, weights_T[part], means_T[part]))
+    assert not any(value.requires_grad for value in sums.values())
+    assert {name: value.item() for name, value in sums.items()} == pytest.approx(
+        {
+            "critic/vf_loss": sum(weight * loss for weight, loss in zip(weights_T.tolist(), losses, strict=True)),
+            "critic/vf_clipfrac": sum(clipped) / 7,
+            "critic/vpred_mean": sum(values) / 7,
+        }
+    )
+
+
+def test_a_negative_value_clip_is_refused():
+    with pytest.raises(ConfigError, match="cliprange_value=-1"):
+        value_term(tensor([0.0]), tensor([0.0]), tensor([0.0]), -1)
+
+
+@given(
+    st.lists(st.tuples(*[st.floats(-5, 5)] * 3), min_size=1, max_size=8),
+    st.floats(0, 2),
+)
+def test_value_loss_against_plain_loops(tokens, clip):
+    values_T, olds_T, targets_T = (tensor(column) for column in zip(*tokens, strict=True))
+    values_T.requires_grad_()
+    term, _ = value_term(values_T, olds_T, targets_T, clip)
+
+    def naive(value, old, target):
+        held = min(max(value, old - clip), old + clip)
+        return max((value - target) ** 2, (held - target) ** 2) / 2
+
+    assert term.per_token.tolist() == pytest.approx([naive(*token) for token in tokens], rel=1e-9, abs=1e-12)
+    term.per_token.sum().backward()
+    step = 1e-6
+    for slope, (value, old, target) in zip(values_T.grad.tolist(), tokens, strict=True):
+        held = min(max(value, old - clip), old + clip)
+        at_the_edge = abs(abs(value - old) - clip) < 1e-4
+        tie = value != held and abs(abs(value - target) - abs(held - target)) < 1e-4
+        if not at_the_edge and not tie:
+            finite = (naive(value + step, old, target) - naive(value - step, old, target)) / (2 * step)
+            assert slope == pytest.approx(finite, abs=1e-6)
+
+
+def test_a_kl_term_is_a_cost():
+    weights_T, kl_T = tensor([0.5, 0.5]), tensor([0.2, 0.4]).requires_grad_()
+    term = kl_term(kl_T, 0.1)
+    assert (term.name, term.coefficient) == ("kl", 0.1)
+    assert weighted_sum([Term("task", 1.0, tensor([1.0, 3.0])), term], weights_T).item() == pytest.approx(2.03)
+    sums = kl_sums(kl_T, weights_T)
+    assert sums["actor/kl_loss"].item() == pytest.approx(0.3) and not sums["actor/kl_loss"].requires_grad
 
 
 def test_the_loss_is_the_sum_of_its_terms_and_entropy_lowers_it():

@@ -19,6 +19,10 @@ METRICS = {
     "actor/entropy": 0.41239,
     "rollout/filter_kept_count": 6,
     "rollout/filter_kept_ratio": 0.75,
+    "rollout/in_group_reward_std": 2.1,
+    "rollout/filter_reason/kept": 6,
+    "rollout/filter_reason/outside_top_p_mass": 0,
+    "rollout/filter_reason/zero_score": 2,
     "perf/tokens_per_s": 12345.6,
 }
 
@@ -57,7 +61,9 @@ def test_plain_output_to_the_letter(capsys):
     )
     training = (
         "train/CoordSokoban/success:0.414 - train/reward:3.212 - actor/entropy:0.4124 - "
-        "rollout/filter_kept_count:6 - rollout/filter_kept_ratio:0.75 - perf/tokens_per_s:12346 - actor/grad_norm:nan"
+        "rollout/filter_kept_count:6 - rollout/filter_kept_ratio:0.75 - rollout/in_group_reward_std:2.1 - "
+        "rollout/filter_reason/kept:6 - rollout/filter_reason/outside_top_p_mass:0 - "
+        "rollout/filter_reason/zero_score:2 - perf/tokens_per_s:12346 - actor/grad_norm:nan"
     )
     assert out.splitlines() == [
         "run folder: runs/x",
@@ -133,7 +139,7 @@ def test_live_runs_through(width, environ):
         assert "\x1b[3" not in text.replace("\x1b[3m", ""), "no colours"
 
 
-@pytest.mark.parametrize("width", [50, 120])
+@pytest.mark.parametrize("width", [40, 50, 120])
 def test_panel_shows_everything(width):
     now = [1000.0]
     console = LiveConsole(120, "runs/x", "sokoban", 0, terminal(width), clock=lambda: now[0])
@@ -147,15 +153,53 @@ def test_panel_shows_everything(width):
         lines = drawn(console, width)
     text = "\n".join(lines)
     for part in (
-        "step 30/120", "3:00 left", "rollout", "96/128", "41.4 % train", "45.1 % [40.8, 49.4] step 30",
-        "random 19.5 %", "optimal 100.0 %", "3.212", "0.4124", "kept 6/8", "12.3k",
+        "step 30/120", "3:00 left", "rollout", "96/128", "41.4 % train", "45.1 % [40.8, 49.4]", "19.5 %", "100.0 %",
+        "3.212", "2.1", "0.4124", "kept 6/8 · 2 zero score", "12.3k",
     ):  # fmt: skip
         assert part in text, part
+    assert ("step 30 " in text and "random 19.5 %" in text) == (width > 40), "narrow: the short forms"
+    assert "…" not in text
     gauge = next(line for line in lines if "●" in line)
     marks = [gauge.index(symbol) for symbol in "r○●o"]
     assert marks == sorted(marks), "random, start, now, optimal"
     widths = {cell_len(line) for line in lines if line}
     assert widths == {min(width, 100)}
+
+
+def test_a_panel_of_one_height_at_any_width():
+    heights = set()
+    for width in (30, 40, 44, 50):
+        console = LiveConsole(120, "runs/x", "a title that is longer than the panel is wide", 0, terminal(width))
+        console.validation(30, SUMMARY)
+        console.step(30, METRICS)
+        heights.add(len(drawn(console, width)))
+    assert heights == {12}
+
+
+def test_an_empty_filter_stands_out():
+    console = LiveConsole(10, "x", "", 0, terminal(80))
+    empty = {
+        "rollout/filter_kept_count": 0.0,
+        "rollout/filter_kept_ratio": 0.0,
+        "rollout/filter_reason/zero_score": 8.0,
+    }
+    console.step(1, empty | {"rollout/consecutive_empty_after_filter_steps": 1})
+    assert "filter     kept 0 · 8 zero score" in "\n".join(drawn(console, 80))
+    console.step(3, {"rollout/consecutive_empty_after_filter_steps": 3, "rollout/filter_reason/too_little_mass": 9})
+    assert "kept 0, empty for 3 steps · 9 too little mass · 8 zero score" in "\n".join(drawn(console, 80))
+
+
+def test_an_early_stop_is_one_line_in_both(capsys):
+    PlainConsole("x").stopped("low_validation_success", "below 1 %\nin 5 validations")
+    line = "stopped early by the rule low_validation_success: below 1 % in 5 validations"
+    assert capsys.readouterr() == (f"{line}\n", "")
+    screen = terminal(50, _environ={"NO_COLOR": "1"})
+    console = LiveConsole(10, "x", "", 0, screen)
+    console.step(4, {})
+    console.stopped("some_rule", "")
+    assert "stopped early by the rule some_rule\x1b" in screen.file.getvalue()
+    text = "\n".join(drawn(console, 50))
+    assert "step 4/10" in text and "stopped early" in text and " left" not in text
 
 
 def test_panel_before_anything_is_known():
@@ -199,3 +243,4 @@ def test_numbers():
     assert [percent(value) for value in (None, 0.4567)] == ["–", "45.7 %"]
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([2.0]) == "▁"
+    assert sparkline([0.0, 0.5], low=0.0, high=1.0) == "▁▅"

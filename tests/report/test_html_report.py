@@ -19,7 +19,7 @@ from ragen.report.charts import Axis, Line, line_chart, moving_average, nice_tic
 from ragen.report.folder import Metrics
 from ragen.report.html import not_default, write_report
 from ragen.report.replay import choose, reply_html
-from ragen.report.verdict import verdict
+from ragen.report.verdict import RULES, Stop, early_stop, verdict
 from ragen.types import Group
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -233,6 +233,89 @@ def test_report_does_not_import_torch(full_folder):
     assert done.stdout == "False False\n"
 
 
+# --- an early stop ------------------------------------------------------------------------------------------------
+
+
+def test_a_collapse_of_the_reward_variance_shows_its_numbers(folder):
+    """Ten steps of 1 to 10: baseline 5.5, threshold 0.55. Step 5 is empty and counts for nothing."""
+    stds = [1, 2, 3, 4, 99, 5, 6, 7, 8, 9, 10] + [4] * 20 + [0.5] * 10
+    for step, std in enumerate(stds, start=1):
+        folder.append_metrics(step, {"rollout/in_group_reward_std": std, "rollout/empty_after_filter": step == 5})
+    folder.append_metrics(len(stds), {"early_stopped/reward_variance_collapse": 1.0})
+    page, text = page_of(folder)
+    for part in (
+        "Stopped early", "All episodes of a group earn the same", "reward_variance_collapse", "41",
+        "baseline, mean of the first 10 steps 5.5", "threshold, 10 % of it 0.55",
+        "last 10 steps 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5",
+        "What usually helps", "actor_rollout_ref.actor.entropy_coeff", "over the run", "its end", "threshold 0.55",
+    ):  # fmt: skip
+        assert part in page.text, part
+    assert text.index("Stopped early") < text.index("Reward spread in a group")
+
+
+def test_low_success_shows_each_environment_and_the_record_explains(folder):
+    for step in range(0, 70, 10):
+        folder.append_metrics(
+            step, validation_metrics(0.5 if step == 0 else 0.004, tag="A") | validation_metrics(0.2, tag="B")
+        )
+    folder.write_finished("early_stopped", 60, "low_validation_success", "val-env/A/success was below 1 %")
+    page, _ = page_of(folder)
+    for part in (
+        "val-env/A/success was below 1 %.", "threshold 1.0 %", "at step 60 by the rule low_validation_success",
+        "last 5 validations of A 0.4 %, 0.4 %, 0.4 %, 0.4 %, 0.4 %", "last 5 validations of B 20.0 %",
+        "supervised fine-tuning first",
+    ):  # fmt: skip
+        assert part in page.text, part
+
+
+def test_empty_steps_are_counted_against_their_limit(folder):
+    config = Config()
+    config.actor_rollout_ref.rollout.rollout_filter_empty_stop_steps = 3
+    folder.write_config(config)
+    for step, empty in enumerate((0, 1, 0, 1, 2, 3)):
+        counts = {"rollout/filter_kept_count": 0.0 if empty else 4.0}
+        folder.append_metrics(step, counts | {"rollout/consecutive_empty_after_filter_steps": float(empty)})
+    folder.append_metrics(5, {"early_stopped/empty_filtered_steps": 1.0})
+    page, _ = page_of(folder)
+    for part in (
+        "The filter keeps no group", "limit, empty steps one after the other 3",
+        "groups kept in the last 10 steps 4, 0, 4, 0, 0, 0", "limit 3", "rollout_filter_empty_stop_steps",
+    ):  # fmt: skip
+        assert part in page.text, part
+
+
+@pytest.mark.parametrize("rule", [*RULES, HOSTILE])
+def test_a_stop_without_its_numbers_is_still_said(folder, rule):
+    folder.write_finished("early_stopped", 2, rule, HOSTILE)
+    page, text = page_of(folder)
+    assert "Stopped early" in page.text and "Nothing was measured yet" in page.text
+    assert "<script" not in text and "script" not in page.tags
+
+
+def test_a_finished_run_has_no_such_section(full_folder):
+    full_folder.write_finished("finished", 30)
+    assert "Stopped early" not in page_of(full_folder)[0].text
+    full_folder.finished_path.write_text("torn {")
+    assert "Stopped early" not in page_of(full_folder)[0].text
+
+
+def test_critic_and_kl_have_charts_where_they_were_measured(full_folder):
+    before, _ = page_of(full_folder)
+    titles = ("Value loss", "KL to the reference", "Explained variance", "Values and returns")
+    assert not [title for title in titles if title in before.text]
+    for step in range(1, 31):
+        full_folder.append_metrics(
+            step,
+            {
+                "critic/vf_loss": 1.0, "critic/grad_norm": 2.0, "critic/vf_explained_var": 0.3, "actor/kl_loss": 0.01,
+                "critic/values/mean": 0.5, "critic/returns/mean": 0.7, "timing_s/update_critic": 0.4,
+            },
+        )  # fmt: skip
+    after, _ = page_of(full_folder)
+    assert not [title for title in titles if title not in after.text]
+    assert "critic, step 30: 2" in after.text, "beside the actor's gradient norm"
+
+
 # --- the words ----------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +381,18 @@ def test_early_stop_is_said():
     found = verdict(metrics)
     assert "The run was stopped early at step 7 by the rule reward_variance_collapse." in found.sentences
     assert found.tone == "bad"
+
+
+def test_the_record_of_the_end_tells_more_than_the_metrics():
+    metrics = metrics_of((0, validation_metrics(0.5)), (7, {"early_stopped/reward_variance_collapse": 1}))
+    assert early_stop(metrics, None) == Stop("reward_variance_collapse", 7)
+    record = {"status": "early_stopped", "rule": "empty_filtered_steps", "step": 6, "explanation": "kept no group"}
+    assert early_stop(metrics, record) == Stop("empty_filtered_steps", 6, "kept no group")
+    assert "at step 6 by the rule empty_filtered_steps." in verdict(metrics, finished=record).sentences[-1]
+    assert early_stop(metrics_of((3, {})), {"status": "early_stopped"}) == Stop("unknown", 3)
+    for other in (None, {}, {"status": "finished", "rule": None}, {"status": "unknown"}):
+        assert early_stop(metrics_of((3, {"early_stopped/x": 0.0})), other) is None
+    assert verdict(metrics_of((3, {})), finished={"status": "finished"}).tone == "flat"
 
 
 def test_several_environments_are_named():

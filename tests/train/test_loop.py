@@ -4,16 +4,23 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
-from ragen.algo.advantage import ESTIMATORS
-from ragen.algo.filter import METRICS, STRATEGIES
-from ragen.algo.loss import AGGREGATIONS
+from ragen.agent.episode import EpisodeState, TurnResult
+from ragen.algo.filter import METRICS
 from ragen.config.compose import resolve
+from ragen.model.load import find_model, load_model
+from ragen.model.policy import score
 from ragen.report.folder import RunFolder, read_episodes
+from ragen.rollout.batch import pack, samples_of
 from ragen.train import supported
 from ragen.train.levels import levels
-from ragen.train.loop import estimate, keep_groups, train
+from ragen.train.loop import train
+from ragen.train.score import Scorer, by_sample
+from ragen.train.signal import estimate, experience_of, keep_groups, scores_of
+from ragen.train.workers import ALONE
 from ragen.typed import ConfigError
+from ragen.types import Episode, Group, Turn
 
 SMALL = [
     "model_path=pocket",
@@ -113,48 +120,103 @@ def test_levels_advance_with_the_step_and_come_round():
     assert {request.size for request in levels(config, 1)} == {16}
 
 
-def test_filtered_groups_leave_whole_and_advantages_follow_their_episode(finished):
-    """With episodes as a rollout made them, and advantages worked out by hand from their scores."""
-    from ragen.agent.episode import EpisodeState
-    from ragen.types import Episode, Group
+def made_up_group(number, rewards, lengths=(2, 1), full=True):
+    """Episodes with these rewards, and turns of these lengths: one sequence each, or one a turn."""
+    turns = [
+        Turn((1, 2), full and index > 0, (3,) * length, (-1.0,) * length, "answer", "", "", "", TurnResult(*[0] * 6))
+        for index, length in enumerate(lengths)
+    ]
+    episodes = [
+        Episode("T", number, "train", number, member, "", tuple(turns), EpisodeState(None, reward=reward))
+        for member, reward in enumerate(rewards)
+    ]
+    return Group("T", number, "train", number, tuple(episodes))
 
-    def group(number, rewards):
-        episodes = [
-            Episode("T", number, "train", number, member, "", (), EpisodeState(None, reward=reward))
-            for member, reward in enumerate(rewards)
-        ]
-        return Group("T", number, "train", number, tuple(episodes))
 
-    groups = [group(0, [1.0, 1.0]), group(1, [0.0, 10.0]), group(2, [3.0, 5.0])]
+def no_entropies():
+    raise AssertionError("not asked for")
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_filtered_groups_leave_whole_and_advantages_follow_their_episode(full):
+    """With advantages worked out by hand from the scores; in every context window."""
+    rewards = [[1.0, 1.0], [0.0, 10.0], [3.0, 5.0]]
+    groups = [made_up_group(number, of_group, full=full) for number, of_group in enumerate(rewards)]
     config = resolve(["model_path=pocket"], environ={}).config
-    kept, metrics = keep_groups(groups, config)
-    assert [g.group for g in kept] == [1, 2]
-    assert metrics["rollout/filter_kept_count"] == 2 and metrics["rollout/filter_zero_count"] == 1
-    assert estimate(kept, config) == pytest.approx([-0.70710678, 0.70710678, -0.70710678, 0.70710678], abs=1e-5)
+    chosen = keep_groups(groups, scores_of(groups), config, no_entropies)
+    assert [g.group for g in chosen.kept] == [1, 2]
+    assert chosen.metrics["rollout/filter_kept_count"] == 2 and chosen.metrics["rollout/filter_zero_count"] == 1
+
+    def advantages():
+        experience = experience_of(chosen.kept, scores_of(chosen.kept), config)
+        return by_sample(estimate(experience, config, 1.0)[0], samples_of(chosen.kept))
+
+    def expected(values):
+        return [[value] * length for value in values for length in ((3,) if full else (2, 1))]
+
+    one = 0.70710678  # 5 / sqrt(50), 1 / sqrt(2)
+    for got, wanted in zip(advantages(), expected([-one, one, -one, one]), strict=True):
+        assert got.tolist() == pytest.approx(wanted, abs=1e-5)
     config.algorithm.norm_adv_by_std_in_grpo = False
-    assert estimate(kept, config) == pytest.approx([-5.0, 5.0, -1.0, 1.0])
+    assert [vector.tolist() for vector in advantages()] == expected([-5.0, 5.0, -1.0, 1.0])
+
+
+def test_the_filter_looks_at_what_its_metric_says():
+    groups = [made_up_group(0, [9.0, 0.0], (2, 1)), made_up_group(1, [1.0, 1.0], (5,))]
+    config = resolve(["model_path=pocket"], environ={}).config
+    rollout = config.actor_rollout_ref.rollout
+    rollout.rollout_filter_strategy, rollout.rollout_filter_value = "top_k_abs", 1
+    chosen = {}
+    for metric in METRICS:
+        rollout.rollout_filter_metric = metric
+        selection = keep_groups(groups, scores_of(groups), config, lambda: [[0.1, 0.2], [0.5, 0.5]])
+        chosen[metric] = selection.kept[0].group
+        assert selection.metrics["rollout/in_group_reward_sum"] == 5.5  # of rewards there is always a report
+    assert chosen == {
+        "reward_variance": 0, "reward_std": 0, "reward": 0, "reward_sum": 0,
+        "entropy": 1, "entropy_variance": 0, "entropy_std": 0, "length": 1,
+    }  # fmt: skip
+
+
+def test_entropies_of_episodes_are_means_over_their_own_tokens():
+    loaded = load_model(find_model("pocket"))
+    groups = [made_up_group(0, [0.0, 0.0], (2, 3), full=False), made_up_group(1, [0.0], (4,))]
+    got = Scorer(ALONE, 1.0, 2).mean_entropies(loaded.model, groups)
+    assert [len(of_group) for of_group in got] == [2, 1]
+    for of_group, group in zip(got, groups, strict=True):
+        for mean, episode in zip(of_group, group.episodes, strict=True):
+            entropies = [score(loaded.model, pack([part], "cpu"), 1.0)[1] for part in episode.sequences()]
+            assert mean == pytest.approx(torch.cat(entropies).mean().item(), rel=1e-5)
+
+
+def test_a_run_with_the_other_choices(tmp_path):
+    folder = run(
+        tmp_path / "g",
+        "trainer.total_training_steps=1",
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "algorithm.adv_estimator=reinforce_plus_plus",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
+        "actor_rollout_ref.rollout.rollout_filter_metric=entropy",
+        "actor_rollout_ref.rollout.rollout_filter_strategy=top_k",
+        "actor_rollout_ref.rollout.rollout_filter_value=0.67",
+        "agent_proxy.context_window_mode=single_turn",
+    )
+    last = folder.read_metrics().rows[-1]
+    assert last["rollout/filter_kept_count"] == 2 and last["rollout/in_group_entropy_mean"] > 0
+    assert last["train/batch_size"] > 8  # one sample a turn
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["algorithm.adv_estimator=gae"], "trains with grpo, brpo"),
-        (["actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.1"], "a KL term"),
         (["lora.rank=8"], "lora.rank"),
-        (["trainer.save_freq=10"], "checkpoints"),
-        (["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum"], "token-mean"),
+        (["agent_proxy.use_turn_scores=True", "agent_proxy.reward_normalization.method=mean"], "choose one of them"),
     ],
 )
 def test_what_is_not_built_is_refused_not_ignored(words, message):
     with pytest.raises(ConfigError, match=message):
         supported.check(resolve(["sokoban", *SMALL, *words], environ={}).config)
-
-
-def test_the_supported_names_are_those_of_the_tables():
-    assert set(supported.ESTIMATORS) == set(ESTIMATORS)
-    assert set(supported.AGGREGATIONS) == set(AGGREGATIONS)
-    assert set(supported.STRATEGIES) == set(STRATEGIES)
-    assert set(supported.METRICS) == set(METRICS)
 
 
 def test_a_stored_config_runs_again(finished, tmp_path):

@@ -13,10 +13,11 @@ from ragen.model.decoder import Decoder, Shape, from_huggingface, to_huggingface
 from ragen.model.policy import score
 from ragen.rollout.batch import Sample, pack
 from ragen.train.optimizer import MasterAdamW, schedule
-from ragen.train.update import update_actor
+from ragen.train.update import Targets, update_actor
 from ragen.types import Episode, TokenSequence
 
 VOCAB = 30
+MODE = "actor_rollout_ref.actor.loss_agg_mode"
 
 
 @pytest.fixture
@@ -78,6 +79,11 @@ def naive_loss(model, batch, advantages, temperature, low, high, dual, entropy_c
     return total / count
 
 
+def on_tokens(batch, advantages_E):
+    """An advantage for each sampled token of each sample: that of its episode."""
+    return [torch.full((sample.num_sampled,), advantages_E[sample.episode_index]) for sample in batch]
+
+
 def gradients_of(model, batch, advantages, settings):
     taken = {}
 
@@ -86,8 +92,14 @@ def gradients_of(model, batch, advantages, settings):
             taken.update({name: p.grad.clone() for name, p in model.named_parameters()})
             return super().step(max_norm)
 
-    metrics = update_actor(model, Spy(model.parameters(), Optimizer(), 10), batch, advantages, settings)
-    return taken, metrics
+    if not torch.is_tensor(advantages[0]):
+        advantages = on_tokens(batch, advantages)
+    optimizer = Spy(model.parameters(), Optimizer(), 10)
+    return taken, update_actor(model, optimizer, batch, targets_of(batch, advantages), settings).metrics
+
+
+def targets_of(batch, advantages):
+    return Targets(advantages, [torch.tensor(sample.log_probs) for sample in batch])
 
 
 def test_loss_and_gradient_equal_the_naive_computation(models):
@@ -104,6 +116,35 @@ def test_loss_and_gradient_equal_the_naive_computation(models):
     for name, gradient in got.items():
         assert torch.allclose(gradient, wanted.state_dict()[name], atol=1e-6), name
     assert metrics["actor/pg_loss"] - 0.01 * metrics["actor/entropy"] == pytest.approx(loss.item(), abs=1e-6)
+
+
+def test_each_token_has_its_own_advantage(models):
+    """Before the first step a gradient is linear in the advantages: those of even and of odd tokens add up."""
+    ours, _ = models
+    batch, settings = samples(3), config(ppo_mini_batch_size=3, **{"actor_rollout_ref.actor.entropy_coeff": 0.0})
+    whole = on_tokens(batch, [1.0, 2.0, 0.5])
+    evens = [vector * (torch.arange(len(vector)) % 2 == 0) for vector in whole]
+    odds = [vector - even for vector, even in zip(whole, evens, strict=True)]
+    all_, even, odd = (gradients_of(copy.deepcopy(ours), batch, part, settings)[0] for part in (whole, evens, odds))
+    for name in all_:
+        assert torch.allclose(even[name] + odd[name], all_[name], atol=1e-6), name
+        assert not torch.allclose(even[name], all_[name], atol=1e-6), name
+
+
+@pytest.mark.parametrize(("window", "length"), [("full", 5 * 7), ("single_turn", 7), ("limited_multi_turn", 7)])
+def test_the_length_of_the_norm_is_what_the_config_allows(models, window, length):
+    ours, _ = models
+    words = {
+        "ppo_mini_batch_size": 4,
+        "agent_proxy.max_turn": 5,
+        "agent_proxy.context_window_mode": window,
+        "actor_rollout_ref.rollout.response_length": 7,
+    }
+    losses = [
+        gradients_of(copy.deepcopy(ours), samples(4), [1.0, -1.0, 0.5, 2.0], config(**words, **{MODE: mode}))[1]
+        for mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm")
+    ]
+    assert losses[1]["actor/pg_loss"] == pytest.approx(losses[0]["actor/pg_loss"] / length, rel=1e-5)
 
 
 @pytest.mark.parametrize("micro", [1, 2, 5, 7])
@@ -142,7 +183,7 @@ def test_a_step_equals_torch_adamw_on_the_same_gradient(models):
     torch.optim.AdamW(theirs.parameters(), lr=1e-3, betas=(0.9, 0.999), weight_decay=0.01).step()
     settings = config(ppo_mini_batch_size=4)
     optimizer = MasterAdamW(ours.parameters(), Optimizer(lr=1e-3), 10)
-    metrics = update_actor(ours, optimizer, batch, advantages, settings)
+    metrics = update_actor(ours, optimizer, batch, targets_of(batch, on_tokens(batch, advantages)), settings).metrics
     assert metrics["actor/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
     after = to_huggingface(ours)
     for name, parameter in theirs.named_parameters():

@@ -1,27 +1,52 @@
-"""How much better an episode was than its peers: one pure function per estimator.
+"""How much better things went than expected: one pure function per estimator.
 
-    advantages_E = ESTIMATORS["grpo"](returns_E, group_ids_E, AdvantageSettings(norm_by_std=True))
+    settings = AdvantageSettings(norm_by_std=True, gamma=1.0, lam=1.0, bi_level=False, high_level_gamma=0.95)
+    estimate = ESTIMATORS["grpo"](experience, settings)
+    advantages_T, metrics = shape_advantages(estimate, experience, shape, kept_ratio)
 
-An estimator sees one return and one group id per episode and gives one advantage per episode; every sampled token of
-the episode carries it. An episode counts once, however many sequences it was cut into. Group ids are any integers and
-identity is all that they mean: rows may come in any order, and nothing is read from their position.
+An estimator sees the sampled tokens of the kept episodes (`experience.py`) and gives an advantage for each. R is what
+an episode earned in all, r, V and A belong to a token, and t+1 is the next sampled token of the same episode: given
+tokens in between, and the cut between two turns, are not there.
 
-| estimator | compared with                  | A                                                            |
-|-----------|--------------------------------|--------------------------------------------------------------|
-| `grpo`    | the episodes of the same group | (R - mean) / (std + 1e-6), or R - mean without `norm_by_std` |
-| `brpo`    | all episodes of the batch      | (R - mean) / (std + 1e-6)                                    |
+| estimator                      | compared with                | A                                                   |
+|--------------------------------|------------------------------|-----------------------------------------------------|
+| `gae`                          | what the critic expected     | r_t + gamma V_t+1 - V_t + gamma lam A_t+1, whitened |
+| `grpo`                         | episodes of the same group   | (R - mean) / (std + 1e-6), or R - mean              |
+| `brpo`                         | all episodes of the batch    | (R - mean) / (std + 1e-6)                           |
+| `arpo`                         | nothing                      | R                                                   |
+| `rloo`                         | the others of the same group | R - mean of the others                              |
+| `reinforce_plus_plus`          | all tokens of the batch      | G_t = r_t + gamma G_t+1, whitened                   |
+| `reinforce_plus_plus_baseline` | episodes of the same group   | R - mean, whitened                                  |
 
-`std` is the sample standard deviation (n - 1). An episode without peers is measured against mean 0 and std 1. GRPO here
-differs from the paper (arXiv 2402.03300) in that, and in the small constant under the fraction.
+`grpo` divides by the std only with `norm_by_std`. Those with R give every token of the episode the same advantage, and
+an episode counts once, however many sequences it was cut into. `std` is the sample standard deviation (n - 1). An
+episode without peers is measured against mean 0 and std 1. Whitening, last of all, is (A - mean) / sqrt(variance +
+1e-8) over all tokens of the batch, with the sample variance; the critic's targets are A + V before it. An episode that
+ran out of turns ends like any other: nothing is expected after its last token.
+
+GRPO here differs from the paper (arXiv 2402.03300) in the rule for single episodes and in the small constant under the
+fraction.
+
+**Bi-level GAE** (`bi_level`) discounts turns by `high_level_gamma` and tokens by gamma. First GAE runs over turns: a
+turn's reward is all that its tokens earned, its value that of its last token. The return of the turn so found then
+stands at its last token in place of what the turn earned, and GAE runs over the tokens of each turn alone, with nothing
+expected after its end. Turns are known from their number: one that earned nothing is a turn all the same. With one turn
+it is plain GAE; with gamma, lam and high_level_gamma 1, A + V is the sum of the rewards to come, as in plain GAE.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ragen.algo.experience import Experience, sum_by
+from ragen.algo.groups import Groups, compare
+from ragen.typed import ConfigError
+
 STD_EPS = 1e-6
+VARIANCE_EPS = 1e-8
 
 
 @dataclass(frozen=True)
@@ -29,44 +54,191 @@ class AdvantageSettings:
     """What the estimators may be told; each reads what concerns it."""
 
     norm_by_std: bool  # grpo: divide by the group's std; False is the advantage of "Dr. GRPO" (arXiv 2503.20783)
+    gamma: float  # gae, reinforce_plus_plus: discount from token to token
+    lam: float  # gae: how far to trust rewards over the critic's values
+    bi_level: bool  # gae: turns have their own discount
+    high_level_gamma: float  # gae with bi_level: discount from turn to turn
 
 
-def grpo(returns_E: Tensor, group_ids_E: Tensor, settings: AdvantageSettings) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    advantages_T: Tensor
+    returns_T: Tensor | None  # the critic's targets; only `gae` has them
+
+
+def gae(experience: Experience, settings: AdvantageSettings) -> Estimate:
+    """Generalised advantage estimation (arXiv 1506.02438), whitened."""
+    if experience.values_T is None:
+        raise ValueError("gae needs the critic's value of each token: give the Experience its values_T")
+    values_T = experience.values_T.double()
+    rewards_T, ends_T = experience.rewards_T.double(), experience.ends_episode_T
+    if settings.bi_level:
+        rewards_T, ends_T = _turn_returns_at_ends(experience, settings), experience.ends_turn_T
+    advantages_T = _gae(rewards_T, values_T, ends_T, settings.gamma, settings.lam)
+    dtype = experience.rewards_T.dtype
+    return Estimate(_whiten(advantages_T).to(dtype), (advantages_T + values_T).to(dtype))
+
+
+def grpo(experience: Experience, settings: AdvantageSettings) -> Estimate:
     """Relative to the episode's own group."""
-    return _relative(returns_E, group_ids_E, settings.norm_by_std)
+    groups = _groups(experience)
+    return _per_episode(experience, _over_std(groups) if settings.norm_by_std else groups.centred_E)
 
 
-def brpo(returns_E: Tensor, group_ids_E: Tensor, settings: AdvantageSettings) -> Tensor:
+def brpo(experience: Experience, settings: AdvantageSettings) -> Estimate:
     """Relative to the whole batch: the batch is one group. It needs no second episode of the same level."""
-    return _relative(returns_E, torch.zeros_like(group_ids_E), norm_by_std=True)
+    batch = compare(experience.returns_E, torch.zeros_like(experience.group_E))
+    return _per_episode(experience, _over_std(batch))
 
 
-Estimator = Callable[[Tensor, Tensor, AdvantageSettings], Tensor]
-ESTIMATORS: dict[str, Estimator] = {"grpo": grpo, "brpo": brpo}
+def arpo(experience: Experience, settings: AdvantageSettings) -> Estimate:
+    """What was earned, as it is."""
+    return _per_episode(experience, experience.returns_E)
 
 
-def _relative(returns_E: Tensor, group_ids_E: Tensor, norm_by_std: bool) -> Tensor:
-    assert returns_E.ndim == 1 and returns_E.is_floating_point(), (returns_E.shape, returns_E.dtype)
-    assert group_ids_E.shape == returns_E.shape and not group_ids_E.is_floating_point(), group_ids_E
-    if not bool(torch.isfinite(returns_E).all()):
-        raise ValueError(f"every return must be a finite number, got {returns_E.tolist()}")
-    ids_G, group_E = torch.unique(group_ids_E, return_inverse=True)
-    zeros_G = torch.zeros(len(ids_G), dtype=torch.float64, device=returns_E.device)
-    exact_E = returns_E.double()
+def rloo(experience: Experience, settings: AdvantageSettings) -> Estimate:
+    """Relative to the mean of the others in the group (arXiv 2402.14740): R - mean of all, times n / (n - 1)."""
+    groups = _groups(experience)
+    factor_G = groups.size_G.double() / (groups.size_G - 1).clamp(min=1)
+    return _per_episode(experience, groups.centred_E * factor_G[groups.index_E])
 
-    def total_G(values_E: Tensor) -> Tensor:
-        return zeros_G.index_add(0, group_E, values_E)
 
-    # Measured from the group's lowest return, equal returns are exactly 0. In the plain formula the rounding of their
-    # mean is divided by a std of the same size: sixteen returns of 100.1 in float32 would get advantages of 0.86.
-    lowest_G = zeros_G.scatter_reduce(0, group_E, exact_E, "amin", include_self=False)
-    above_E = exact_E - lowest_G[group_E]
-    size_G = total_G(torch.ones_like(exact_E))
-    centred_E = above_E - (total_G(above_E) / size_G)[group_E]
-    std_G = (total_G(centred_E.square()) / (size_G - 1).clamp(min=1)).sqrt()
+def reinforce_plus_plus(experience: Experience, settings: AdvantageSettings) -> Estimate:
+    """The discounted rewards to come, whitened (arXiv 2501.03262)."""
+    to_come_T = _sums_to_come(experience.rewards_T.double(), _carry(experience.ends_episode_T, settings.gamma))
+    return Estimate(_whiten(to_come_T).to(experience.rewards_T.dtype), None)
 
-    alone_G = size_G == 1
-    centred_E = torch.where(alone_G[group_E], exact_E, centred_E)
-    std_G = torch.where(alone_G, 1.0, std_G)
-    advantages_E = centred_E / (std_G + STD_EPS)[group_E] if norm_by_std else centred_E
-    return advantages_E.to(returns_E.dtype)
+
+def reinforce_plus_plus_baseline(experience: Experience, settings: AdvantageSettings) -> Estimate:
+    """Relative to the mean of the group, whitened over all tokens."""
+    centred_T = _groups(experience).centred_E[experience.episode_T]
+    return Estimate(_whiten(centred_T).to(experience.rewards_T.dtype), None)
+
+
+Estimator = Callable[[Experience, AdvantageSettings], Estimate]
+ESTIMATORS: dict[str, Estimator] = {
+    "gae": gae,
+    "grpo": grpo,
+    "brpo": brpo,
+    "arpo": arpo,
+    "rloo": rloo,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+}
+
+
+# --- what is done to advantages afterwards ------------------------------------------------------------------------
+
+LOSS_SCALINGS: dict[str, Callable[[float], float]] = {"none": lambda ratio: 1.0, "linear": float, "sqrt": math.sqrt}
+
+
+@dataclass(frozen=True)
+class ShapeSettings:
+    """What is done to advantages after they were estimated, in this order. Two of these are about grpo alone."""
+
+    estimator: str
+    soft_reweight: bool  # grpo: groups count by their std, as a share of the largest
+    loss_scaling: str  # a key of LOSS_SCALINGS: a smaller step when the filter kept few groups
+    length_weight: bool  # grpo: an episode counts less the longer it is
+    zero_task: bool  # no task gradient at all; entropy and KL terms stay
+
+    def __post_init__(self):
+        if self.loss_scaling not in LOSS_SCALINGS:
+            raise ConfigError(f"filter_loss_scaling={self.loss_scaling}: choose from {', '.join(LOSS_SCALINGS)}")
+        asked = {
+            "algorithm.soft_advantage_reweight": self.soft_reweight,
+            "grpo_advantage_length_weight": self.length_weight,
+        }
+        for key, on in asked.items():
+            if on and self.estimator != "grpo":
+                raise ConfigError(f"{key}=True needs algorithm.adv_estimator=grpo, not {self.estimator}")
+
+
+def shape_advantages(
+    estimate: Estimate, experience: Experience, settings: ShapeSettings, kept_ratio: float
+) -> tuple[Tensor, dict[str, float]]:
+    """The advantages that the loss sees. `kept_ratio` is the share of the groups that the filter kept.
+
+    Soft reweighting, w = std / (largest std + 1e-6) for each group; the filter's scaling, r or sqrt(r); the length
+    weight, A / ((length + 1e-6) / mean length) for each episode; zero. Critic targets are left alone.
+    """
+    assert 0 < kept_ratio <= 1, kept_ratio
+    advantages_T, metrics = estimate.advantages_T, {}
+    if settings.soft_reweight:
+        weights_G, index_E = _soft_weights(experience)
+        advantages_T = advantages_T * _on_tokens(weights_G[index_E], experience)
+        metrics = {f"train/soft_reweight_{name}": float(getattr(weights_G, name)()) for name in ("min", "max", "mean")}
+    advantages_T = advantages_T * LOSS_SCALINGS[settings.loss_scaling](kept_ratio)
+    if settings.length_weight:
+        lengths_E = experience.num_tokens_E.double()
+        advantages_T = advantages_T / _on_tokens((lengths_E + 1e-6) / lengths_E.mean(), experience)
+    if settings.zero_task:
+        advantages_T = torch.zeros_like(advantages_T)
+    return advantages_T, metrics
+
+
+def _soft_weights(experience: Experience) -> tuple[Tensor, Tensor]:
+    """The weight of each group, and which group each episode is in. A group of one has std 1, as in `grpo`."""
+    groups = _groups(experience)
+    return groups.std_G / (groups.std_G.max() + STD_EPS), groups.index_E
+
+
+# --- parts --------------------------------------------------------------------------------------------------------
+
+
+def _groups(experience: Experience) -> Groups:
+    return compare(experience.returns_E, experience.group_E)
+
+
+def _over_std(groups: Groups) -> Tensor:
+    return groups.centred_E / (groups.std_G + STD_EPS)[groups.index_E]
+
+
+def _on_tokens(values_E: Tensor, experience: Experience) -> Tensor:
+    return values_E[experience.episode_T].to(experience.rewards_T.dtype)
+
+
+def _per_episode(experience: Experience, advantages_E: Tensor) -> Estimate:
+    return Estimate(_on_tokens(advantages_E, experience), None)
+
+
+def _turn_returns_at_ends(experience: Experience, settings: AdvantageSettings) -> Tensor:
+    """Rewards of the lower level: the turn's return at its end, less what its other tokens earn for themselves."""
+    ends_T = experience.ends_turn_T
+    rewards_T, values_U = experience.rewards_T.double(), experience.values_T.double()[ends_T]
+    earned_U = sum_by(rewards_T, experience.segment_T, len(values_U))
+    last_U = experience.ends_episode_T[ends_T]
+    returns_U = values_U + _gae(earned_U, values_U, last_U, settings.high_level_gamma, settings.lam)
+    return rewards_T.masked_scatter(ends_T, rewards_T[ends_T] + returns_U - earned_U)
+
+
+def _gae(rewards_N: Tensor, values_N: Tensor, ends_N: Tensor, gamma: float, lam: float) -> Tensor:
+    """Over tokens or over turns, one after the other; nothing is carried over an end."""
+    next_N = torch.where(ends_N, 0.0, values_N.roll(-1))
+    errors_N = rewards_N + gamma * next_N - values_N
+    return _sums_to_come(errors_N, _carry(ends_N, gamma * lam))
+
+
+def _carry(ends_N: Tensor, factor: float) -> Tensor:
+    return (~ends_N).double() * factor
+
+
+def _sums_to_come(values_N: Tensor, carry_N: Tensor) -> Tensor:
+    """S_n = values_n + carry_n * S_n+1, from the back; a carry of 0 ends a stretch.
+
+    By doubling: after each round an entry holds what comes from twice as many places, so a batch of any length takes
+    some twenty calls on whole tensors.
+    """
+    reach = 1
+    while reach < len(values_N):
+        here, there = slice(None, -reach), slice(reach, None)
+        values_N = torch.cat([values_N[here] + carry_N[here] * values_N[there], values_N[-reach:]])
+        carry_N = torch.cat([carry_N[here] * carry_N[there], carry_N[-reach:]])
+        reach *= 2
+    return values_N
+
+
+def _whiten(values_T: Tensor) -> Tensor:
+    """Mean 0 and variance 1 over all tokens; a token without others is measured against mean 0 and variance 1."""
+    batch = compare(values_T, torch.zeros_like(values_T, dtype=torch.long))
+    return batch.centred_E / (batch.std_G.square() + VARIANCE_EPS).sqrt()[batch.index_E]

@@ -6,18 +6,43 @@
     metrics = filter_metrics("reward_variance", rewards_G, scores_G, verdicts_G)
 
 A group whose episodes all earned the same teaches nothing, and one whose rewards differ only by a step penalty is
-blown up to full size by the division by its std: such groups are better left out. With `include_zero` false, groups of
-score zero are no candidates. A strategy then judges the candidates:
+blown up to full size by the division by its std: such groups are better left out.
 
-`top_p`, value p. With p >= 1, all candidates. Otherwise they are taken best first (highest score for `largest`, lowest
-if not; the earlier group at a tie) until they hold a share p of the mass:
+A metric makes one score of a quantity of the group's episodes. An episode is one episode in every context window: its
+length is what it sampled in all its turns, its entropy the mean over all its sampled tokens.
+
+| metric                            | score of a group                                  |
+|-----------------------------------|---------------------------------------------------|
+| `reward_variance`, `reward_std`   | sample std of the rewards; 0 in a group of one    |
+| `reward`                          | their mean                                        |
+| `reward_sum`                      | their sum                                         |
+| `entropy`                         | mean of the episodes' mean token entropies        |
+| `entropy_variance`, `entropy_std` | sample std of these; 0 in a group of one          |
+| `length`                          | mean number of sampled tokens                     |
+
+With `include_zero` false, groups whose score is 0 (1e-10 or less, in size) are no candidates; no candidates, none kept.
+A strategy then judges the candidates, best first: the highest score for `largest`, the lowest if not, and the earlier
+group at a tie.
+
+`top_p`, value p. With p >= 1, all candidates. Otherwise they are taken until they hold a share p of the mass:
 - `linear`: mass = score. Stop when the running sum reaches p * (sum of all) - selection_eps, or before a score <= 0;
   if the sum was not reached, nothing is kept. When p * (sum of all) is no more than selection_eps nothing is
   kept either: an all-zero step is an empty step. Scores below zero lower the sum to reach and are never taken.
+  For the smallest, a zero comes first and ends the walk: nothing is kept.
 - `softmax`: mass = exp(score), exp(-score) for the smallest. Stop when the running sum reaches p * (sum of all); at
-  least one group is kept.
+  least one group is kept, and of equal scores as many as make up the share.
 
-Worked, linear with eps 0.01: scores 4, 3, 2, 1 and p = 0.6 have to reach 5.99, and 4 + 3 does: two groups are kept.
+`top_k`, value p: the best floor(p * number of all groups), at least one. All groups count, also those that are no
+candidates: p = 0.5 of 8 groups is 4, and 3 where only 3 are candidates. `top_f` is the older name of the same.
+`top_k_abs`, value k: the best k, or all where there are fewer.
+For both, zeros are scores like others: an all-zero step keeps its first groups.
+
+`min_p`, value p: all whose score is near the best one: at least p * best for `largest`, at most best / p for the
+smallest (p = 0: any). A share of a negative score means nothing: where the best is below 0, those equal to it are kept.
+So the best always is. An all-zero step is kept whole; for the smallest, a zero keeps only zeros, unless p is 0.
+
+Worked, linear with eps 0.01: scores 4, 3, 2, 1 and p = 0.6 have to reach 5.99, and 4 + 3 does: two groups are kept. So
+they are by `top_k` with 0.5 or 0.74, by `top_k_abs` with 2, and by `min_p` with 0.75: at least 3.
 """
 
 import math
@@ -27,14 +52,19 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, stdev
 
-ZERO_SCORE = 1e-10  # a score of this size or less is zero
+from ragen.typed import ConfigError
+
+ZERO_SCORE = 1e-10  # a score of this size or less is zero, and scores no further apart are equal to min_p
+ROUNDING = 1e-9  # 0.29 of 100 groups are 29, though 0.29 * 100 is a little less in floats
 
 KEPT = "kept"
 ZERO = "zero score"  # no candidate, since include_zero is false
 OUTSIDE = "outside top-p mass"  # the better groups hold the mass already
+BEYOND_K = "outside top-k"  # as many better groups as are to be kept
+FAR = "too far from the best"  # min_p
 NO_MASS = "too little mass"  # linear: p * (sum of scores) <= selection_eps
 NOT_REACHED = "threshold not reached"  # linear: a score <= 0 ended the walk too early
-REASONS = (KEPT, ZERO, OUTSIDE, NO_MASS, NOT_REACHED)
+REASONS = (KEPT, ZERO, OUTSIDE, BEYOND_K, FAR, NO_MASS, NOT_REACHED)
 
 
 @dataclass(frozen=True)
@@ -50,9 +80,14 @@ class FilterRule:
 
     def __post_init__(self):
         if self.strategy not in STRATEGIES:
-            raise ValueError(f"filter strategy {self.strategy!r} is not available; choose from {', '.join(STRATEGIES)}")
+            raise ConfigError(
+                f"filter strategy {self.strategy!r} is not available; choose from {', '.join(STRATEGIES)}"
+            )
         if self.prob_mode not in PROB_MODES:
-            raise ValueError(f"top_p prob mode {self.prob_mode!r} is unknown; choose from {', '.join(PROB_MODES)}")
+            raise ConfigError(f"top_p prob mode {self.prob_mode!r} is unknown; choose from {', '.join(PROB_MODES)}")
+        fits, takes = VALUES[self.strategy]
+        if not fits(self.value):
+            raise ConfigError(f"rollout_filter_value={self.value:g}: {self.strategy} {takes}")
 
 
 @dataclass(frozen=True)
@@ -77,15 +112,24 @@ def sample_std(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-REWARD_STD = GroupMetric("reward", sample_std)
-# The documented name says variance; it has always been the standard deviation.
-METRICS: dict[str, GroupMetric] = {"reward_variance": REWARD_STD, "reward_std": REWARD_STD}
+REWARD_STD, ENTROPY_STD = GroupMetric("reward", sample_std), GroupMetric("entropy", sample_std)
+# The documented names say variance; it has always been the standard deviation.
+METRICS: dict[str, GroupMetric] = {
+    "reward_variance": REWARD_STD,
+    "reward_std": REWARD_STD,
+    "reward": GroupMetric("reward", fmean),
+    "reward_sum": GroupMetric("reward", math.fsum),
+    "entropy": GroupMetric("entropy", fmean),
+    "entropy_variance": ENTROPY_STD,
+    "entropy_std": ENTROPY_STD,
+    "length": GroupMetric("length", fmean),
+}
 
 
 def group_score(metric: str, values_E: Sequence[float]) -> float:
     """The score of one group from the metric's quantity of each of its episodes."""
     if metric not in METRICS:
-        raise ValueError(f"filter metric {metric!r} is not available; choose from {', '.join(METRICS)}")
+        raise ConfigError(f"filter metric {metric!r} is not available; choose from {', '.join(METRICS)}")
     assert len(values_E) > 0, "a group without episodes has no score"
     return METRICS[metric].reduce(values_E)
 
@@ -106,10 +150,46 @@ def top_p(scores: Sequence[float], rule: FilterRule, num_groups: int) -> list[st
     """The best groups that together hold a share `value` of the mass."""
     if rule.value >= 1:
         return [KEPT] * len(scores)
-    best_first = sorted(range(len(scores)), key=lambda index: -scores[index] if rule.largest else scores[index])
-    num_kept, reason = PROB_MODES[rule.prob_mode]([scores[index] for index in best_first], rule)
-    reasons = [reason] * len(scores)
-    for index in best_first[:num_kept]:
+    ranked = _best_first(scores, rule)
+    num_kept, reason = PROB_MODES[rule.prob_mode]([scores[index] for index in ranked], rule)
+    return _first_kept(ranked, num_kept, reason)
+
+
+def top_k(scores: Sequence[float], rule: FilterRule, num_groups: int) -> list[str]:
+    """The best groups, as many as are a share `value` of all groups."""
+    return _first_kept(_best_first(scores, rule), max(1, math.floor(rule.value * num_groups + ROUNDING)), BEYOND_K)
+
+
+def top_k_abs(scores: Sequence[float], rule: FilterRule, num_groups: int) -> list[str]:
+    """The best `value` groups."""
+    return _first_kept(_best_first(scores, rule), int(rule.value), BEYOND_K)
+
+
+def min_p(scores: Sequence[float], rule: FilterRule, num_groups: int) -> list[str]:
+    """The groups within a share `value` of the best."""
+    if not scores:
+        return []
+    best = max(scores) if rule.largest else min(scores)
+
+    def near(score: float) -> bool:
+        if abs(score - best) <= ZERO_SCORE:
+            return True
+        if rule.largest:
+            return score >= rule.value * best - ZERO_SCORE
+        return (score - ZERO_SCORE) * rule.value <= best
+
+    return [KEPT if near(score) else FAR for score in scores]
+
+
+def _best_first(scores: Sequence[float], rule: FilterRule) -> list[int]:
+    """Indices; a stable sort leaves equal scores in their order."""
+    return sorted(range(len(scores)), key=lambda index: -scores[index] if rule.largest else scores[index])
+
+
+def _first_kept(ranked: Sequence[int], num_kept: int, reason: str) -> list[str]:
+    """`KEPT` for the first of the ranked indices, and the reason for the others, in the order of the indices."""
+    reasons = [reason] * len(ranked)
+    for index in ranked[:num_kept]:
         reasons[index] = KEPT
     return reasons
 
@@ -138,7 +218,25 @@ def _softmax(ordered: Sequence[float], rule: FilterRule) -> tuple[int, str]:
 
 # A strategy sees the candidates' scores, the rule and the number of all groups, and gives a reason for each candidate.
 Strategy = Callable[[Sequence[float], FilterRule, int], list[str]]
-STRATEGIES: dict[str, Strategy] = {"top_p": top_p}
+STRATEGIES: dict[str, Strategy] = {
+    "top_p": top_p,
+    "top_k": top_k,
+    "top_k_abs": top_k_abs,
+    "min_p": min_p,
+    "top_f": top_k,
+}
+_FRACTION = (lambda value: 0 < value <= 1, "keeps a fraction of the groups, at most 1; for a count use top_k_abs")
+# Which values a strategy takes, in code and in words.
+VALUES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "top_p": (lambda value: value > 0, "takes a share above 0; 1 keeps every candidate"),
+    "top_k": _FRACTION,
+    "top_k_abs": (
+        lambda value: value >= 1 and float(value).is_integer(),
+        "keeps a whole number of groups, at least 1; for a fraction use top_k",
+    ),
+    "min_p": (lambda value: 0 <= value <= 1, "takes a share of the best score, between 0 and 1"),
+    "top_f": _FRACTION,
+}
 PROB_MODES: dict[str, Callable[[Sequence[float], FilterRule], tuple[int, str]]] = {
     "linear": _linear,
     "softmax": _softmax,
@@ -150,24 +248,34 @@ def filter_metrics(
 ) -> dict[str, float]:
     """What the filter saw and did: means over groups of each group's std, max, mean and sum, and counts of verdicts.
 
-    The same names appear at every step; means over no group are 0.
+    `values_G_E` holds the metric's quantity of each episode. The same names appear at every step; means over no group
+    are 0.
     """
     quantity = METRICS[metric].quantity
-    chosen_G_E = [values for values, verdict in zip(values_G_E, verdicts_G, strict=True) if verdict.keep]
-    metrics = {}
-    for prefix, groups in (("rollout/in_group", values_G_E), ("rollout/chosen_in_group", chosen_G_E)):
-        for name, reduce in (("std", sample_std), ("max", max), ("mean", fmean), ("sum", math.fsum)):
-            value = fmean(reduce(values) for values in groups) if groups else 0.0
-            metrics[f"{prefix}_{quantity}_{name}"] = value
-            if name != "sum":
-                metrics[f"{prefix}_{name}"] = value
-    metrics["rollout/filter_kept_count"] = float(len(chosen_G_E))
-    metrics["rollout/filter_kept_ratio"] = len(chosen_G_E) / len(verdicts_G) if verdicts_G else 0.0
+    metrics = in_group_metrics(quantity, values_G_E, verdicts_G)
+    for prefix in ("in_group", "chosen_in_group"):
+        for name in ("std", "max", "mean"):
+            metrics[f"rollout/{prefix}_{name}"] = metrics[f"rollout/{prefix}_{quantity}_{name}"]
+    num_kept = sum(verdict.keep for verdict in verdicts_G)
+    metrics["rollout/filter_kept_count"] = float(num_kept)
+    metrics["rollout/filter_kept_ratio"] = num_kept / len(verdicts_G) if verdicts_G else 0.0
     metrics["rollout/filter_zero_count"] = float(sum(_is_zero(score) for score in scores_G))
     counts = Counter(verdict.reason for verdict in verdicts_G)
     for reason in REASONS:
         metrics[f"rollout/filter_reason/{reason.replace(' ', '_').replace('-', '_')}"] = float(counts[reason])
     return metrics
+
+
+def in_group_metrics(
+    quantity: str, values_G_E: Sequence[Sequence[float]], verdicts_G: Sequence[Verdict]
+) -> dict[str, float]:
+    """`rollout/in_group_<quantity>_…` over all groups, `rollout/chosen_in_group_<quantity>_…` over those kept."""
+    chosen_G_E = [values for values, verdict in zip(values_G_E, verdicts_G, strict=True) if verdict.keep]
+    return {
+        f"rollout/{prefix}_{quantity}_{name}": fmean(reduce(values) for values in groups) if groups else 0.0
+        for prefix, groups in (("in_group", values_G_E), ("chosen_in_group", chosen_G_E))
+        for name, reduce in (("std", sample_std), ("max", max), ("mean", fmean), ("sum", math.fsum))
+    }
 
 
 def _is_zero(score: float) -> bool:

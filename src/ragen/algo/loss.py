@@ -4,7 +4,7 @@
     means_T = token_weights(num_tokens_S, "token-mean")              # for the metrics, whatever the aggregation
     for micro in micro_batches:                                      # any cut, any order; inside, T is one part
         losses_T, diagnostics = policy_terms(log_probs_T, old_log_probs_T, advantages_T, 0.2, 0.28, 3.0)
-        terms = [Term("task", 1.0, losses_T), entropy_term(entropies_T, 0.001)]
+        terms = [Term("task", 1.0, losses_T), entropy_term(entropies_T, 0.001), kl_term(kl_T, 0.01)]
         weighted_sum(terms, weights_T[micro]).backward()
         sums = add_sums(sums, policy_sums(losses_T, diagnostics, entropies_T, weights_T[micro], means_T[micro]))
     metrics = policy_metrics(sums)
@@ -12,6 +12,18 @@
 T runs over sampled tokens only; given tokens never come here, so there is no mask. The weights are fixed for the
 mini-batch before it is cut. Micro-batches, packing and workers then only decide in which order the same numbers
 are added. (Means taken per micro-batch would let the memory budget change the loss.)
+
+The sum of weight times loss is, for S sequences (those without a sampled token do not count) of n tokens each:
+
+| `loss_agg_mode`           | weight of a token | the sum is                                                      |
+|---------------------------|-------------------|-----------------------------------------------------------------|
+| `token-mean`              | 1 / (all tokens)  | the mean over tokens: long sequences count more                 |
+| `seq-mean-token-mean`     | 1 / (S n)         | the mean over sequences of their means (GRPO)                   |
+| `seq-mean-token-sum`      | 1 / S             | the mean over sequences of their sums                           |
+| `seq-mean-token-sum-norm` | 1 / (S L)         | that, over a length L which is the same for all (Dr. GRPO)      |
+
+L is `norm_length`: the most tokens that a sequence may have, so that it is one constant for the whole run and no
+length changes what a token counts. Not given, it is the longest sequence of the mini-batch.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,28 +32,37 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ragen.typed import ConfigError
+
 MAX_LOG_RATIO = 20.0
 
 ESS = "actor/effective_sample_size"
 RATIO_MEAN = "ratio_mean"  # additive parts of ESS, not metrics themselves
 RATIO_SQUARE_MEAN = "ratio_square_mean"
 
-
-def _token_mean(num_tokens_S: Tensor) -> Tensor:
-    """Every token of the mini-batch counts the same."""
-    num_tokens = int(num_tokens_S.sum())
-    return torch.full((num_tokens,), 1.0 / max(num_tokens, 1), dtype=torch.float64, device=num_tokens_S.device)
-
-
-# From the number of sampled tokens of each sequence to one weight per token, sequence after sequence, in float64.
-AGGREGATIONS: dict[str, Callable[[Tensor], Tensor]] = {"token-mean": _token_mean}
+# What a sequence's losses are divided by, from the tokens of each sequence, the number of sequences and the length L.
+AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "token-mean": lambda num_tokens_S, num, length: num_tokens_S.sum(),
+    "seq-mean-token-mean": lambda num_tokens_S, num, length: num * num_tokens_S,
+    "seq-mean-token-sum": lambda num_tokens_S, num, length: num,
+    "seq-mean-token-sum-norm": lambda num_tokens_S, num, length: num * length,
+}
 
 
-def token_weights(num_tokens_S: Tensor, mode: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The weights with which the sum over tokens is the aggregate `mode` of the mini-batch."""
+def token_weights(
+    num_tokens_S: Tensor, mode: str, dtype: torch.dtype = torch.float32, norm_length: int | None = None
+) -> Tensor:
+    """The weights, sequence after sequence, with which the sum over tokens is the aggregate of the mini-batch."""
     if mode not in AGGREGATIONS:
-        raise ValueError(f"loss_agg_mode {mode!r} is not available; choose from {', '.join(AGGREGATIONS)}")
-    return AGGREGATIONS[mode](num_tokens_S).to(dtype)
+        raise ConfigError(f"loss_agg_mode={mode}: not available; choose from {', '.join(AGGREGATIONS)}")
+    if norm_length is not None and norm_length < 1:
+        raise ValueError(f"norm_length={norm_length}: a length of at least 1 token")
+    if not bool((num_tokens_S > 0).any()):
+        return torch.zeros(0, dtype=dtype, device=num_tokens_S.device)
+    length = norm_length or int(num_tokens_S.max())
+    exact_S = num_tokens_S.double()
+    weights_S = torch.ones_like(exact_S) / AGGREGATIONS[mode](exact_S, (exact_S > 0).sum(), length)
+    return weights_S.repeat_interleave(num_tokens_S).to(dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +81,25 @@ class Term:
 def entropy_term(entropies_T: Tensor, coefficient: float) -> Term:
     """A bonus: a positive coefficient rewards entropy, so it enters the loss with a minus."""
     return Term("entropy", -coefficient, entropies_T)
+
+
+def kl_term(kl_T: Tensor, coefficient: float) -> Term:
+    """A cost: a positive coefficient holds the policy near its reference. `kl_T` is what `kl.kl_of_tokens` gives."""
+    return Term("kl", coefficient, kl_T)
+
+
+def value_term(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: float) -> tuple[Term, Tensor]:
+    """The critic's loss of each token, and where the clip decided it.
+
+    Half the squared distance to the return, (V - R)^2 / 2, or that of V held within `clip` of the old value, whichever
+    is larger: a value that moved too far has no slope, unless it moved away from the return.
+    """
+    assert values_T.shape == old_values_T.shape == returns_T.shape and values_T.ndim == 1
+    if clip < 0:
+        raise ConfigError(f"critic.cliprange_value={clip}: must not be negative")
+    held_T = values_T.clamp(old_values_T - clip, old_values_T + clip)
+    free_T, bounded_T = (values_T - returns_T).square(), (held_T - returns_T).square()
+    return Term("value", 1.0, 0.5 * torch.maximum(free_T, bounded_T)), bounded_T.detach() > free_T.detach()
 
 
 def weighted_sum(terms: Iterable[Term], weights_T: Tensor) -> Tensor:
@@ -127,6 +167,22 @@ def policy_sums(
         "actor/entropy": (means_T * entropies_T.detach()).sum(),
         RATIO_MEAN: (means_T * ratio_T).sum(),
         RATIO_SQUARE_MEAN: (means_T * ratio_T.square()).sum(),
+    }
+
+
+def kl_sums(kl_T: Tensor, weights_T: Tensor) -> dict[str, Tensor]:
+    """To be joined with `policy_sums` where there is a KL term."""
+    return {"actor/kl_loss": (weights_T * kl_T.detach()).sum()}
+
+
+def value_sums(
+    term: Term, clipped_T: Tensor, values_T: Tensor, weights_T: Tensor, means_T: Tensor
+) -> dict[str, Tensor]:
+    """The critic's parts, like `policy_sums`. Their sums over the mini-batch are the metrics."""
+    return {
+        "critic/vf_loss": term.weighted(weights_T).detach(),
+        "critic/vf_clipfrac": (means_T * clipped_T).sum(),
+        "critic/vpred_mean": (means_T * values_T.detach()).sum(),
     }
 
 

@@ -17,7 +17,8 @@ from ragen.env.base import Tag
 from ragen.env.registry import catalogue
 
 ESTIMATORS = ("gae", "grpo", "brpo", "arpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
-KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "low-var-kl", "k3", "full")
+_KL_KINDS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "low-var-kl", "k3", "full")
+KL_TYPES = (*_KL_KINDS, *(f"{kind}+" for kind in _KL_KINDS))  # with +: the gradient of k2
 FILTER_METRICS = (
     "reward_variance",
     "reward_std",

@@ -12,6 +12,7 @@ and shapes (`to_huggingface`, `from_huggingface`).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,15 +98,28 @@ class Layer(nn.Module):
         self.down = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+        rows: Tensor | None = None,
     ) -> Tensor:
+        """The layer's output, of some rows only if `rows` says so: the others are then only looked at."""
+        mixed = attend(*self.heads_of(x, cos, sin)).flatten(-2)
+        if rows is not None:
+            x, mixed = x[rows], mixed[rows]
+        x = x + self.out(mixed)
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+    def heads_of(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value."""
         heads = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, self.shape.head_dim))
         # Queries and keys are rotated together: they are neighbours in the fused output.
         turned = rotate(heads[:, : -self.shape.num_kv_heads], cos, sin)
         query, key = turned.split(self.heads[:2], dim=1)
-        x = x + self.out(attend(query, key, heads[:, -self.shape.num_kv_heads :]).flatten(-2))
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        return query, key, heads[:, -self.shape.num_kv_heads :]
 
 
 class Decoder(nn.Module):
@@ -122,22 +136,31 @@ class Decoder(nn.Module):
         frequencies = shape.rope_theta ** -(torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
-    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The last hidden state of each token, normalised."""
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """The last hidden state of each token, normalised; of some rows only if `rows` says so, which is cheaper."""
+        x, cos, sin = self._start(ids, positions)
+        for index, layer in enumerate(self.layers):
+            wanted = rows if index == len(self.layers) - 1 else None
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(layer, x, cos, sin, partial(attend, index), wanted, use_reentrant=False)
+            else:
+                x = layer(x, cos, sin, partial(attend, index), wanted)
+        return self.norm(x)
+
+    def fill(self, ids: Tensor, positions: Tensor, attend: Any) -> None:
+        """Only show keys and values to a cache: of the last layer nothing else is computed."""
+        x, cos, sin = self._start(ids, positions)
+        *layers, last = self.layers
+        for index, layer in enumerate(layers):
+            x = layer(x, cos, sin, partial(attend, index))
+        _, key, value = last.heads_of(x, cos, sin)
+        attend.store(len(layers), key, value)
+
+    def _start(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x = self.embed(ids)
         # Angles in float32 whatever the weights are: at position 3,000 bf16 would be off by whole radians.
         angles = positions[:, None, None].float() * self.frequencies.float()
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        for index, layer in enumerate(self.layers):
-
-            def mix(query: Tensor, key: Tensor, value: Tensor, index: int = index) -> Tensor:
-                return attend(index, query, key, value)
-
-            if self.gradient_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(layer, x, cos, sin, mix, use_reentrant=False)
-            else:
-                x = layer(x, cos, sin, mix)
-        return self.norm(x)
+        return x, angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.embed.weight if self.head is None else self.head.weight)

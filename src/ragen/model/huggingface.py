@@ -50,11 +50,14 @@ class HuggingFaceModel(nn.Module):
             tied_embeddings=bool(config.tie_word_embeddings),
         )
 
-    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
         base = self.module.base_model
-        return base(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False, attend=attend
-        ).last_hidden_state[0]
+        output = base(input_ids=ids[None], position_ids=positions[None], use_cache=False, attend=attend)
+        hidden = output.last_hidden_state[0]
+        return hidden if rows is None else hidden[rows]
+
+    def fill(self, ids: Tensor, positions: Tensor, attend: Attend) -> None:
+        self.hidden(ids, positions, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.module.get_output_embeddings()(hidden)

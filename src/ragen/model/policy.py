@@ -1,39 +1,61 @@
 """Log-probs and entropies of sampled tokens under a model: the learner's view of what the sampler did.
 
-    log_probs, entropies = score(model, packed, temperature=1.0)
+    scored = score(model, packed, temperature=1.0)
+    scored.log_probs, scored.entropies
 
 The vocabulary projection runs only where a token was sampled, in chunks: the logits of a whole batch are never in
 memory. Distributions are taken in float32 at the sampling temperature over the full vocabulary, as by the sampler.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ragen.algo.kl import full_kl
 from ragen.rollout.batch import PackedTokens
 
 MAX_CHUNK_LOGITS = 1 << 24  # 64 MB of float32
 
 
-def score(model: Any, packed: PackedTokens, temperature: float) -> tuple[Tensor, Tensor]:
-    """The log-prob of each sampled token and the entropy of the distribution it was drawn from."""
-    hidden = model.hidden(packed.ids, packed.attend.positions, packed.attend)[packed.rows]
+class Scored(NamedTuple):
+    """One number per sampled token."""
+
+    log_probs: Tensor
+    entropies: Tensor  # of the distribution that the token was drawn from
+    full_kl: Tensor | None = None  # of that distribution from the reference's, where one was given
+
+
+def score(model: Any, packed: PackedTokens, temperature: float, reference: Any = None) -> Scored:
+    """What `model` says about the sampled tokens, and how far all of it is from what `reference` says."""
+    hidden = model.hidden(packed.ids, packed.attend.positions, packed.attend, packed.rows)
+    theirs = None
+    if reference is not None:
+        with torch.no_grad():
+            theirs = reference.hidden(packed.ids, packed.attend.positions, packed.attend, packed.rows)
     chunk = max(1, MAX_CHUNK_LOGITS // model.shape.vocab_size)
     if len(hidden) <= chunk:
-        return _score_rows(model, hidden, packed.targets, temperature)
-    parts = [
-        checkpoint(_score_rows, model, rows, targets, temperature, use_reentrant=False)
-        if torch.is_grad_enabled()
-        else _score_rows(model, rows, targets, temperature)
-        for rows, targets in zip(hidden.split(chunk), packed.targets.split(chunk), strict=True)
-    ]
-    log_probs, entropies = zip(*parts, strict=True)
-    return torch.cat(log_probs), torch.cat(entropies)
+        return _score_rows(model, hidden, packed.targets, temperature, reference, theirs)
+    parts = []
+    for start in range(0, len(hidden), chunk):
+        rows = slice(start, start + chunk)
+        their_rows = None if theirs is None else theirs[rows]
+        given = (model, hidden[rows], packed.targets[rows], temperature, reference, their_rows)
+        is_training = torch.is_grad_enabled()
+        parts.append(checkpoint(_score_rows, *given, use_reentrant=False) if is_training else _score_rows(*given))
+    log_probs, entropies, kls = zip(*parts, strict=True)
+    return Scored(torch.cat(log_probs), torch.cat(entropies), None if theirs is None else torch.cat(kls))
 
 
-def _score_rows(model: Any, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _score_rows(
+    model: Any, hidden: Tensor, targets: Tensor, temperature: float, reference: Any, theirs: Tensor | None
+) -> Scored:
     log_probs = torch.log_softmax(model.logits(hidden).float() / temperature, dim=-1)
     entropies = -(log_probs.exp() * log_probs).sum(dim=-1)
-    return log_probs.gather(-1, targets[:, None])[:, 0], entropies
+    chosen = log_probs.gather(-1, targets[:, None])[:, 0]
+    if theirs is None:
+        return Scored(chosen, entropies)
+    with torch.no_grad():
+        their_log_probs = torch.log_softmax(reference.logits(theirs).float() / temperature, dim=-1)
+    return Scored(chosen, entropies, full_kl(log_probs, their_log_probs))

@@ -5,18 +5,20 @@
             console.advance(16)                      # episodes that have ended
         console.validation(10, summary)              # `val-env/…` metrics, as soon as they are known
         console.step(10, metrics | summary)          # everything that was measured in the step
+        console.stopped("low_validation_success", "below 1 % in 5 validations")      # where a rule ended the run
         console.close(report=path)                   # optional: what the last line names
 
 On a terminal it is a panel that stays in place. Elsewhere (a pipe, a log file, a dumb terminal, or `trainer.logger`
 without `console`) it is exactly one line a step, `step:10 - actor/entropy:0.4123 - …`, for people who grep. The first
-and the last printed line name the run folder, in both. Errors go to stderr.
+and the last printed line name the run folder, in both. Errors go to stderr; a rule that ends a run is none, its line
+stands among the others.
 """
 
 import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, TextIO
@@ -39,6 +41,8 @@ SPARK_STEPS = 60  # training steps that the small curve shows, at most
 SPARKS = "▁▂▃▄▅▆▇█"
 MAX_TAGS = 4
 MAX_WIDTH = 100
+LABEL_WIDTH = 11
+FILTER_REASON = "rollout/filter_reason/"
 
 
 def make_console(
@@ -85,6 +89,9 @@ class PlainConsole:
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         self.note(step_line(step, metrics))
 
+    def stopped(self, rule: str, explanation: str) -> None:
+        self.note(stopped_line(rule, explanation))
+
     def note(self, text: str) -> None:
         print(text, file=self._out or sys.stdout, flush=True)
 
@@ -120,6 +127,7 @@ class LiveConsole:
         self._phase: tuple[str, int | None] | None = None
         self._phase_done = 0
         self._metrics: dict[str, Any] = {}
+        self._is_stopped = False
         self._successes: deque[float] = deque(maxlen=SPARK_STEPS)
         self._validations: dict[str, _Validation] = {}
         self._live = Live(
@@ -170,6 +178,11 @@ class LiveConsole:
         if success is not None and math.isfinite(success):
             self._successes.append(success)
 
+    def stopped(self, rule: str, explanation: str) -> None:
+        """A rule has ended the run."""
+        self._is_stopped = True
+        self._screen.print(Text(stopped_line(rule, explanation), "bold red"), soft_wrap=True)
+
     def note(self, text: str) -> None:
         self._screen.print(Text(text), soft_wrap=True)
 
@@ -195,7 +208,9 @@ class LiveConsole:
     def render(self) -> Panel:
         width = min(self._screen.width, MAX_WIDTH)
         inside = width - 4
-        parts = [self._bars(), Text(), self._success(), *self._gauges(inside), self._health()]
+        parts = [
+            self._bars(), Text(), self._success(inside), *self._gauges(inside), self._filter(), *self._health(inside)
+        ]  # fmt: skip
         title = Text(self._title, "bold") if self._title else None
         return Panel(Group(*parts), title=title, title_align="left", width=width)
 
@@ -205,14 +220,16 @@ class LiveConsole:
         table.add_column(ratio=1)
         table.add_column(justify="right", no_wrap=True)
         left = self.seconds_left()
-        if self._step >= self._total:
-            remaining = "done"
+        if self._is_stopped:
+            remaining = Text("stopped early", "bold red")
+        elif self._step >= self._total:
+            remaining = Text("done")
         else:
-            remaining = "" if left is None else f"{duration(left)} left"
+            remaining = Text("" if left is None else f"{duration(left)} left")
         table.add_row(
             Text(f"step {self._step}/{self._total}", "bold"),
             ProgressBar(total=max(1, self._total), completed=self._step),
-            Text(remaining),
+            remaining,
         )
         name, total = self._phase or ("", None)
         count = "" if not name else f"{self._phase_done}/{total}" if total else "…"
@@ -220,45 +237,58 @@ class LiveConsole:
         table.add_row(Text(name, "cyan"), bar if name and total else Text(), Text(count, "dim"))
         return table
 
-    def _success(self) -> Text:
+    def _success(self, inside: int) -> Text:
         text = _label("success")
         if not self._successes:
             return text.append("no training step yet", "dim")
         text.append(f"{percent(self._successes[-1])}", "bold").append(" train  ", "dim")
-        return text.append(sparkline(list(self._successes)[-20:]), "cyan")
+        room = max(1, min(20, inside - len(text)))
+        return text.append(sparkline(list(self._successes)[-room:]), "cyan")
 
     def _gauges(self, inside: int) -> Iterator[Text]:
-        shown = list(self._validations.values())[:MAX_TAGS]
+        shown, room = list(self._validations.values())[:MAX_TAGS], inside - LABEL_WIDTH
         for value in shown:
             name = value.tag if len(self._validations) > 1 else "validation"
-            yield _label(name).append_text(value.text())
-            yield _label("").append_text(value.gauge(max(10, inside - 11)))
-            yield _label("").append_text(value.legend())
+            yield _label(name).append_text(value.text(room))
+            yield _label("").append_text(value.gauge(max(10, room)))
+            yield _label("").append_text(value.legend(room))
         if len(self._validations) > len(shown):
             yield _label("").append(f"and {len(self._validations) - len(shown)} more environments", "dim")
 
-    def _health(self) -> Table:
-        values = self._metrics
+    def _filter(self) -> Text:
+        """How many groups were worth an update, and why the others were not."""
+        values, text = self._metrics, _label("filter")
         kept, ratio = _number(values, "rollout/filter_kept_count"), _number(values, "rollout/filter_kept_ratio")
-        kept_text = "–"
         if kept is not None:
             of = f"/{round(kept / ratio)}" if ratio else ""
-            kept_text = f"{kept:.0f}{of}"
-        elif ratio is not None:
-            kept_text = percent(ratio)
-        speed = _number(values, "perf/tokens_per_s")
-        cells = (
-            ("reward", short(_number(values, "train/reward"))),
-            ("entropy", short(_number(values, "actor/entropy"))),
-            ("filter", f"kept {kept_text}"),
-            ("tokens/s", "–" if speed is None else compact(speed)),
-        )
-        table = Table.grid(padding=(0, 1))
-        for width in (10, 12, 9, None):
-            table.add_column(width=width, no_wrap=True)
-        for left, right in (cells[:2], cells[2:]):
-            table.add_row(*(part for name, value in (left, right) for part in (Text(name, "dim"), Text(value))))
-        return table
+            text.append(f"kept {kept:.0f}{of}", "bold red" if kept == 0 else "")
+        else:
+            text.append("kept –" if ratio is None else f"kept {percent(ratio)}")
+        empty = _number(values, "rollout/consecutive_empty_after_filter_steps") or 0
+        if empty > 1:
+            text.append(f", empty for {empty:.0f} steps", "bold red")
+        for count, reason in _dropped(values):
+            text.append(f" · {count:.0f} {reason}", "dim")
+        return text
+
+    def _health(self, inside: int) -> Iterator[Text]:
+        speed = _number(self._metrics, "perf/tokens_per_s")
+        cells = [
+            (name, short(_number(self._metrics, key)))
+            for name, key in (
+                ("reward", "train/reward"),
+                ("spread", "rollout/in_group_reward_std"),
+                ("entropy", "actor/entropy"),
+            )
+        ]
+        cells.append(("tokens/s", "–" if speed is None else compact(speed)))
+        each = 2 if inside < 72 else 4
+        for start in range(0, len(cells), each):
+            text = _line()
+            for name, value in cells[start : start + each]:
+                text.append(f"{name:<{9 if len(text) else LABEL_WIDTH}}", "dim").append(f"{value:<9}")
+            text.rstrip()
+            yield text
 
 
 class _Validation:
@@ -275,19 +305,22 @@ class _Validation:
         self.random, self.optimal = read("random"), read("optimal")
         self.start: float | None = None  # the success of the first validation
 
-    def text(self) -> Text:
+    def text(self, room: int) -> Text:
         text = Text(percent(self.success), "bold green")
         if self.low is not None and self.high is not None:
             text.append(f" [{100 * self.low:.1f}, {100 * self.high:.1f}]")
-        return text.append(f" step {self.step}", "dim")
+        step = f" step {self.step}"
+        return text.append(step if len(text) + len(step) <= room else f" @{self.step}", "dim")
 
-    def legend(self) -> Text:
-        text = Text(style="dim")
-        if self.random is not None:
-            text.append("r", "bold yellow").append(f" random {percent(self.random)}  ")
-        if self.optimal is not None:
-            text.append("o", "bold yellow").append(f" optimal {percent(self.optimal)}")
-        return text
+    def legend(self, room: int) -> Text:
+        full, brief = Text(style="dim"), Text(style="dim")
+        for symbol, name, value in (("r", "random", self.random), ("o", "optimal", self.optimal)):
+            if value is not None:
+                full.append(symbol, "bold yellow").append(f" {name} {percent(value)}  ")
+                brief.append(symbol, "bold yellow").append(f" {percent(value)}  ")
+        full.rstrip()
+        brief.rstrip()
+        return full if len(full) <= room else brief
 
     def gauge(self, width: int) -> Text:
         """Success on a line from 0 to 100 %: ● now, ━ its interval, ○ at the start, r random and o optimal play."""
@@ -352,15 +385,31 @@ def _number(metrics: Mapping[str, Any], key: str) -> float | None:
     return None if value is None else float(value)
 
 
+def _dropped(metrics: Mapping[str, Any]) -> list[tuple[float, str]]:
+    """Why groups were left out, and how many for each reason, the most frequent first."""
+    counts = [(_number(metrics, key) or 0, key.removeprefix(FILTER_REASON)) for key in metrics if FILTER_REASON in key]
+    reasons = [(count, name.replace("_", " ")) for count, name in counts if count and name != "kept"]
+    return sorted(reasons, key=lambda reason: -reason[0])
+
+
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
+def stopped_line(rule: str, explanation: str) -> str:
+    return f"stopped early by the rule {rule}: {' '.join(explanation.split())}".removesuffix(": ")
+
+
+def _line() -> Text:
+    """A line of the panel: what does not fit is cut, so that no panel grows by a line."""
+    return Text(no_wrap=True, overflow="ellipsis")
+
+
 def _label(name: str) -> Text:
-    return Text(f"{name[:10]:<10} ", "dim")
+    return _line().append(f"{name[: LABEL_WIDTH - 1]:<{LABEL_WIDTH}}", "dim")
 
 
-def sparkline(values: list[float]) -> str:
-    """A curve of one line, from its own lowest to its own highest value."""
-    low, high = min(values), max(values)
+def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
+    """A curve of one line, from its own lowest to its own highest value unless told other ends."""
+    low, high = (min(values) if low is None else low), (max(values) if high is None else high)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(SPARKS[round((value - low) * scale)] for value in values)

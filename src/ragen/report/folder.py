@@ -10,6 +10,7 @@
     metrics.jsonl                      one object a line: {"step": 1, "actor/entropy": 0.41, …}
     episodes/<split>-<step>.jsonl.gz   one episode a line, see `episode_record`
     report.html                        see `html.write_report`
+    finished.json                      how the run ended, see `write_finished`; absent while it goes on or if killed
     .owner                             process and host that write here
 
 A file is written whole (temporary name, sync, rename) or appended by whole lines, so that a run killed at any moment
@@ -21,6 +22,7 @@ import gzip
 import json
 import math
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -73,6 +75,7 @@ class RunFolder:
         self.metrics_path = self.path / "metrics.jsonl"
         self.episodes_path = self.path / "episodes"
         self.report_path = self.path / "report.html"
+        self.finished_path = self.path / "finished.json"
         self.owner_path = self.path / ".owner"
         self._tail_is_whole = False
 
@@ -94,7 +97,7 @@ class RunFolder:
                 )
             owner.write(json.dumps(me))
         for leftover in (*self.path.glob(".*.part"), *self.episodes_path.glob(".*.part")):
-            leftover.unlink()  # of an owner that was killed while it wrote
+            _remove(leftover)  # of an owner that was killed while it wrote
         try:
             yield self
         finally:
@@ -156,6 +159,7 @@ class RunFolder:
         for file in self.episode_files():
             if file.step > step:
                 file.path.unlink()
+        self.finished_path.unlink(missing_ok=True)
 
     def _cut_torn_line(self) -> None:
         """Half a line that a killed process left would swallow the next one."""
@@ -194,6 +198,23 @@ class RunFolder:
                 found.append(EpisodeFile(name, int(step), path))
         return sorted(found)
 
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def write_finished(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> None:
+        """The last thing that a run writes: `status` is `finished`, or `early_stopped` by a rule at a step."""
+        record = {"status": status, "step": step, "rule": rule, "explanation": explanation}
+        write_whole(self.finished_path, json.dumps(record, indent=1).encode())
+
+    def read_finished(self) -> dict[str, Any] | None:
+        """How the run ended; None for one that has not, `status` unknown where the record cannot be read."""
+        if not self.finished_path.exists():
+            return None
+        try:
+            record = json.loads(self.finished_path.read_bytes())
+        except ValueError:
+            record = None
+        return record if isinstance(record, dict) and "status" in record else {"status": "unknown"}
+
     # --- report -------------------------------------------------------------------------------------------------
 
     def write_report(self, html: str) -> Path:
@@ -219,6 +240,13 @@ def write_whole(path: Path, content: bytes) -> None:
         os.fsync(folder)  # the rename itself
     finally:
         os.close(folder)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 # --- episodes -----------------------------------------------------------------------------------------------------

@@ -37,7 +37,17 @@ from ragen.report.numbers import compact, duration, percent, short
 from ragen.report.replay import choose, draw, symbol_key
 from ragen.report.statistics import Rate, bin_order
 from ragen.report.style import CSS
-from ragen.report.verdict import PREFIX, Validated, finite, validation_tags, validations, verdict
+from ragen.report.verdict import (
+    PREFIX,
+    RULES,
+    Validated,
+    early_stop,
+    finite,
+    validation_tags,
+    validations,
+    verdict,
+)
+from ragen.train.early_stop import EMPTY, REWARD_STD, SUCCESS, VARIANCE, StopRules
 
 SMALL = (360, 180)
 WIDE = (700, 300)
@@ -55,6 +65,7 @@ class Run:
     metrics: Metrics
     before: list[dict[str, Any]]  # episodes of the first validation
     after: list[dict[str, Any]]  # and of the last, where there is another one
+    finished: Mapping[str, Any] | None = None  # how the run ended, once it has
 
     def setting(self, key: str) -> Any:
         return self.config.get(key)
@@ -78,15 +89,27 @@ CURVES = (
     Curve("Reward spread in a group", {"rollout/in_group_reward_std": ""}, Axis(low=0.0), "no spread, no signal"),
     Curve("Groups kept by the filter", {"rollout/filter_kept_ratio": ""}, Axis(percent=True, low=0.0, high=1.0)),
     Curve("Response length", {"train/response_length": ""}, Axis(low=0.0), "tokens"),
-    Curve("Gradient norm", {"actor/grad_norm": ""}, Axis(low=0.0), "before clipping"),
+    Curve(
+        "Gradient norm", {"actor/grad_norm": "actor", "critic/grad_norm": "critic"}, Axis(low=0.0), "before clipping"
+    ),
     Curve("KL to the sampling policy", {"actor/ppo_kl": ""}, Axis()),
+    Curve("KL to the reference", {"actor/kl_loss": ""}, Axis(), "the KL term of the loss, before its coefficient"),
     Curve("Clipped tokens", {"actor/pg_clipfrac": ""}, Axis(percent=True, low=0.0)),
     Curve("Policy loss", {"actor/pg_loss": ""}, Axis()),
+    Curve("Value loss", {"critic/vf_loss": ""}, Axis(low=0.0), "critic"),
+    Curve("Explained variance", {"critic/vf_explained_var": ""}, Axis(high=1.0), "of returns by the critic; 1 is all"),
+    Curve("Values and returns", {"critic/values/mean": "values", "critic/returns/mean": "returns"}, Axis(), "means"),
     Curve("Actions in an episode", {"train/*/num_actions": ""}, Axis(low=0.0)),
     Curve("Replies in the right format", {f"{PREFIX}*/format_valid": ""}, Axis(percent=True, high=1.0), "validation"),
     Curve(
         "Seconds in a step",
-        {"timing_s/gen": "rollout", "timing_s/update_actor": "update", "timing_s/testing": "validation"},
+        {
+            "timing_s/gen": "rollout",
+            "timing_s/update_actor": "update",
+            "timing_s/update_critic": "critic",
+            "timing_s/testing": "validation",
+            "timing_s/save_checkpoint": "checkpoint",
+        },
         Axis(low=0.0),
         smooth=False,
     ),
@@ -108,6 +131,7 @@ def read_run(folder: RunFolder) -> Run:
         metrics=metrics,
         before=_read_episodes(files[0].path, metrics.notes) if files else [],
         after=_read_episodes(files[-1].path, metrics.notes) if len(files) > 1 else [],
+        finished=folder.read_finished(),
     )
 
 
@@ -171,7 +195,7 @@ def _tokens_per_second(run: Run) -> str:
 
 
 def _verdict(run: Run) -> str:
-    found = verdict(run.metrics, run.before, run.after)
+    found = verdict(run.metrics, run.before, run.after, run.finished)
     sentences = "".join(f"<p>{_unbroken(escape(sentence))}</p>" for sentence in found.sentences)
     headline = f'<p class="headline">{escape(found.headline)}</p>'
     return f'<section class="card verdict {found.tone}">{headline}{sentences}</section>'
@@ -180,6 +204,102 @@ def _verdict(run: Run) -> str:
 def _unbroken(text: str) -> str:
     """No line may begin with a percent sign."""
     return text.replace(" %", "\u00a0%")
+
+
+# --- an early stop ------------------------------------------------------------------------------------------------
+
+
+def _stopped(run: Run) -> str:
+    stop = early_stop(run.metrics, run.finished)
+    if stop is None:
+        return ""
+    words = RULES.get(stop.rule)
+    figures, numbers = _STOP_FIGURES[stop.rule](run) if stop.rule in _STOP_FIGURES else ("", {})
+    facts = {"rule": stop.rule, "step": "unknown" if stop.step is None else str(stop.step)} | numbers
+    rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts.items())
+    parts = [f"<h3>{escape(words.title if words else stop.rule)}</h3>"]
+    if stop.explanation:
+        parts.append(f"<p>{escape(stop.explanation.rstrip('.'))}.</p>")
+    if words:
+        parts.append(f"<p>{escape(words.meaning)}</p>")
+    parts.append(f"<table><tbody>{rows}</tbody></table>")
+    if words:
+        items = "".join(f"<li>{escape(text)}</li>" for text in words.helps)
+        parts.append(f"<h3>What usually helps</h3><ul>{items}</ul>")
+    charts = f'<div class="charts">{figures}</div>' if figures else ""
+    return f'<section><h2>Stopped early</h2><div class="card">{_unbroken("".join(parts))}</div>{charts}</section>'
+
+
+def _variance_stop(run: Run) -> tuple[str, dict[str, str]]:
+    rules = StopRules()
+    empty = {row["step"] for row in run.metrics.rows if row.get("rollout/empty_after_filter")}
+    points = [point for point in run.metrics.series(REWARD_STD) if point[0] not in empty and math.isfinite(point[1])]
+    if len(points) <= rules.num_baseline:
+        return "", {}
+    baseline = sum(value for _, value in points[: rules.num_baseline]) / rules.num_baseline
+    threshold = rules.collapsed_share * baseline
+    levels = (Level("baseline", baseline), Level("threshold", threshold))
+    facts = {
+        f"baseline, mean of the first {rules.num_baseline} steps": short(baseline),
+        f"threshold, {100 * rules.collapsed_share:g} % of it": short(threshold),
+        f"last {rules.num_collapsed} steps": _listed(points[-rules.num_collapsed :], Axis()),
+    }
+    lines = [Line("spread", points)]
+    return _stop_charts("Reward spread in a group", lines, Axis(low=0.0), levels, rules.num_collapsed), facts
+
+
+def _success_stop(run: Run) -> tuple[str, dict[str, str]]:
+    rules, axis = StopRules(), Axis(percent=True, low=0.0)
+    lines = [
+        Line(tag, [(value.step, value.success) for value in validations(run.metrics, tag)], dots=True)
+        for tag in validation_tags(run.metrics)
+    ]
+    lines = [line for line in lines if line.points][:5]
+    facts = {"threshold": percent(rules.least_success)}
+    for line in lines:
+        facts[f"last {rules.num_validations} validations of {line.label}"] = _listed(
+            line.points[-rules.num_validations :], axis
+        )
+    if not lines:
+        return "", facts
+    levels = (Level("threshold", rules.least_success),)
+    return _stop_charts("Validation success", lines, axis, levels, rules.num_validations), facts
+
+
+def _empty_stop(run: Run) -> tuple[str, dict[str, str]]:
+    limit = run.setting("actor_rollout_ref.rollout.rollout_filter_empty_stop_steps")
+    points = run.metrics.series("rollout/consecutive_empty_after_filter_steps")
+    kept = run.metrics.series("rollout/filter_kept_count")
+    limited = isinstance(limit, int) and limit > 0
+    facts = {"limit, empty steps one after the other": str(limit)} if limited else {}
+    if kept:
+        facts["groups kept in the last 10 steps"] = _listed(kept[-10:], Axis())
+    if not points:
+        return "", facts
+    levels = (Level("limit", limit),) if limited else ()
+    return _stop_charts("Empty steps in a row", [Line("empty", points)], Axis(low=0.0), levels, 10), facts
+
+
+def _stop_charts(title: str, lines: Sequence[Line], axis: Axis, levels: Sequence[Level], window: int) -> str:
+    """The whole run, and its end, in which the rule held."""
+    ends = [Line(line.label, line.points[-3 * window :], dots=True) for line in lines]
+    charts = [("over the run", lines)] + ([("its end", ends)] if len(lines[0].points) > 3 * window else [])
+    return "".join(
+        f'<figure class="card"><figcaption><span>{escape(title)}</span><span class="value">{when}</span></figcaption>'
+        f"{line_chart(shown, axis, SMALL, levels, end_labels=True, name=f'{title}, {when}')}</figure>"
+        for when, shown in charts
+    )
+
+
+def _listed(points: Sequence[tuple[int, float]], axis: Axis) -> str:
+    return ", ".join(axis.text(value) for _, value in points)
+
+
+_STOP_FIGURES: dict[str, Callable[[Run], tuple[str, dict[str, str]]]] = {
+    VARIANCE: _variance_stop,
+    SUCCESS: _success_stop,
+    EMPTY: _empty_stop,
+}
 
 
 # --- validation ---------------------------------------------------------------------------------------------------
@@ -449,6 +569,7 @@ def _footer(run: Run) -> str:
 SECTIONS: tuple[Callable[[Run], str], ...] = (
     _heading,
     _verdict,
+    _stopped,
     _validation,
     _curves,
     _other_metrics,

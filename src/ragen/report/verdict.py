@@ -1,21 +1,24 @@
 """What a run amounts to, in words, from its metrics and its validation episodes alone.
 
-    verdict(metrics, before, after).headline      # "Validation success rose by 15.2 points"
+    verdict(metrics, before, after).headline            # "Validation success rose by 15.2 points"
+    early_stop(metrics, folder.read_finished())         # Stop("reward_variance_collapse", step=41, …), or None
 
 It says "within noise" where that is all that can be said. Two ways to judge a change: the 95 % intervals of the first
 and the last validation, and, where both played the same levels once each, the paired difference, which sees more.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ragen.report.folder import Metrics
 from ragen.report.numbers import percent, short
 from ragen.report.statistics import Difference, Interval, paired_difference
+from ragen.train.early_stop import EMPTY, SUCCESS, VARIANCE
 
 PREFIX = "val-env/"
+STOPPED = "early_stopped/"
 POINTS_WORTH_NAMING = 0.0005  # a change that rounds to 0.0 points is none
 
 
@@ -35,6 +38,79 @@ class Verdict:
     headline: str
     tone: str  # good, bad or flat
     sentences: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A rule ended the run before its budget."""
+
+    rule: str
+    step: int | None
+    explanation: str = ""  # in the rule's own words, with its numbers
+
+
+@dataclass(frozen=True)
+class RuleWords:
+    title: str
+    meaning: str
+    helps: tuple[str, ...]
+
+
+RULES = {
+    VARIANCE: RuleWords(
+        "All episodes of a group earn the same",
+        "An update learns from how the rewards of a group differ. The spread has all but gone, so what is left to "
+        "learn from is noise. Either every level is solved or lost in each try, or the agent has settled on one way "
+        "of playing.",
+        (
+            "Where success is near 100 % this is the end of what these levels can teach: take harder ones.",
+            "More exploration: a higher actor_rollout_ref.rollout.temperature, or an "
+            "actor_rollout_ref.actor.entropy_coeff of 0.001 to 0.01.",
+            "Smaller steps: a lower actor_rollout_ref.actor.optim.lr, or a KL term.",
+            "Updates on groups with a spread only: actor_rollout_ref.rollout.rollout_filter_include_zero=False and a "
+            "rollout_filter_value of 0.9.",
+        ),
+    ),
+    SUCCESS: RuleWords(
+        "Validation success stays near zero",
+        "Without a success now and then there is nothing to reinforce. The agent has lost what it could do, or it "
+        "never could.",
+        (
+            "Look at the episodes below: are replies cut off or in the wrong format? Then raise "
+            "actor_rollout_ref.rollout.response_length, or look at the prompt.",
+            "If success was higher at the start, the updates have broken the model: lower "
+            "actor_rollout_ref.actor.optim.lr, or add a KL term.",
+            "If it never was, begin from a model that solves some levels (supervised fine-tuning first), or from "
+            "easier levels.",
+        ),
+    ),
+    EMPTY: RuleWords(
+        "The filter keeps no group",
+        "A step in which the filter keeps nothing makes no update. So many of them one after the other will not pass "
+        "by themselves.",
+        (
+            "A larger es_manager.train.group_size: of more tries at a level, some differ.",
+            "A milder filter: a rollout_filter_value nearer to 1, or "
+            "actor_rollout_ref.rollout.rollout_filter_include_zero=True, which also keeps groups without a spread.",
+            "Levels of another difficulty: no spread means all of them are solved, or none is.",
+            "Patience: actor_rollout_ref.rollout.rollout_filter_empty_stop_steps, 0 for ever.",
+        ),
+    ),
+}
+
+
+def early_stop(metrics: Metrics, finished: Mapping[str, Any] | None = None) -> Stop | None:
+    """What ended the run early: from the record of its end, or from the metrics where there is none."""
+    if finished and finished.get("status") == "early_stopped":
+        step = finished.get("step")
+        return Stop(
+            str(finished.get("rule") or "unknown"),
+            step if isinstance(step, int) else metrics.last_step(),
+            str(finished.get("explanation") or ""),
+        )
+    for key, step in _raised(metrics, STOPPED).items():
+        return Stop(key.removeprefix(STOPPED), step)
+    return None
 
 
 def validation_tags(metrics: Metrics) -> list[str]:
@@ -57,7 +133,12 @@ def validations(metrics: Metrics, tag: str, name: str = "success") -> list[Valid
     return found
 
 
-def verdict(metrics: Metrics, before: Sequence[dict[str, Any]] = (), after: Sequence[dict[str, Any]] = ()) -> Verdict:
+def verdict(
+    metrics: Metrics,
+    before: Sequence[dict[str, Any]] = (),
+    after: Sequence[dict[str, Any]] = (),
+    finished: Mapping[str, Any] | None = None,
+) -> Verdict:
     """`before` and `after` are the episodes of the first and the last validation, where they were stored."""
     tags = validation_tags(metrics)
     parts = []
@@ -75,9 +156,12 @@ def verdict(metrics: Metrics, before: Sequence[dict[str, Any]] = (), after: Sequ
         tones = {part.tone for part in parts}
         tone = "bad" if "bad" in tones else "good" if "good" in tones else "flat"
         whole = Verdict("; ".join(part.headline for part in parts), tone, [s for part in parts for s in part.sentences])
-    whole.sentences += [*_early_stops(metrics), *_non_finite(metrics), *metrics.notes]
-    if _raised(metrics, "early_stopped/"):
+    stop = early_stop(metrics, finished)
+    if stop:
         whole.tone = "bad"
+        at = "" if stop.step is None else f" at step {stop.step}"
+        whole.sentences.append(f"The run was stopped early{at} by the rule {stop.rule}.")
+    whole.sentences += [*_non_finite(metrics), *metrics.notes]
     return whole
 
 
@@ -165,13 +249,6 @@ def _peak(values: Sequence[Validated]) -> list[str]:
     if best.interval is None or last.interval is None or best.interval.overlaps(last.interval):
         return []
     return [f"It was at its best at step {best.step} with {_with_interval(best)}, and has fallen since."]
-
-
-def _early_stops(metrics: Metrics) -> list[str]:
-    return [
-        f"The run was stopped early at step {step} by the rule {key.removeprefix('early_stopped/')}."
-        for key, step in _raised(metrics, "early_stopped/").items()
-    ]
 
 
 def _raised(metrics: Metrics, prefix: str) -> dict[str, int]:

@@ -28,6 +28,12 @@ class Sample:
     def num_sampled(self) -> int:
         return sum(self.sequence.sampled)
 
+    @property
+    def log_probs(self) -> list[float]:
+        """The sampler's, of the sampled tokens."""
+        sequence = self.sequence
+        return [value for value, sampled in zip(sequence.log_probs, sequence.sampled, strict=True) if sampled]
+
 
 def samples_of(groups: Sequence[Group]) -> list[Sample]:
     episodes = [(group.group, episode) for group in groups for episode in group.episodes]

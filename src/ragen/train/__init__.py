@@ -1,0 +1,38 @@
+"""The stages of training, and training itself:
+
+    from ragen import train
+
+    run = train("sokoban", "model_path=pocket", "trainer.total_training_steps=20")     # the words of the command line
+    run = train(config)                                                                # or a `Config`
+    run.status, run.folder, run.report
+
+The folder of the stages and the verb have one name, so this module can be called.
+"""
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ragen.train.loop import Run
+
+
+class _Train(ModuleType):
+    def __call__(self, *words: Any, config_name: str | None = None, config_dir: str | None = None) -> "Run":
+        """Train, and return how it ended. Bad words raise `ragen.typed.ConfigError` before anything is loaded."""
+        from ragen.config.compose import resolve
+        from ragen.config.schema import Config
+        from ragen.train import supported
+
+        if len(words) == 1 and isinstance(words[0], Config):
+            config = words[0]
+        else:
+            config = resolve(list(words), config_name, config_dir).config
+        supported.check(config)
+
+        from ragen.train.loop import train
+
+        return train(config)
+
+
+sys.modules[__name__].__class__ = _Train

@@ -1,11 +1,20 @@
-"""Seconds by name: `with clock("gen"): …` adds to `timing_s/gen`."""
+"""Seconds by name, of a step and of a run.
+
+clock = Clock()
+with clock("step"), clock("gen"):
+    ...
+clock.metrics()                 # {"timing_s/gen": 1.2, "timing_s/step": 1.3}
+totals.add(clock)               # {"timing_s/train_step": 1.3, …, "timing_s/total": 140.2}
+"""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
 class Clock:
+    """The seconds of one step."""
+
     def __init__(self):
         self.seconds: dict[str, float] = {}
 
@@ -19,3 +28,30 @@ class Clock:
 
     def metrics(self) -> dict[str, float]:
         return {f"timing_s/{name}": value for name, value in self.seconds.items()}
+
+
+class Totals:
+    """The seconds of a run, also of one that was interrupted and went on: training and validation apart."""
+
+    def __init__(self):
+        self.train = self.eval = 0.0
+
+    def add(self, clock: Clock) -> dict[str, float]:
+        """Count a step in. A validation outside of a step counts as one alone."""
+        evaluated = clock.seconds.get("testing", 0.0)
+        trained = max(0.0, clock.seconds.get("step", 0.0) - evaluated)
+        self.train += trained
+        self.eval += evaluated
+        return {
+            "timing_s/train_step": trained,
+            "timing_s/eval_step": evaluated,
+            "timing_s/train_total": self.train,
+            "timing_s/eval_total": self.eval,
+            "timing_s/total": self.train + self.eval,
+        }
+
+    def state(self) -> dict[str, float]:
+        return {"train": self.train, "eval": self.eval}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        self.train, self.eval = state["train"], state["eval"]

@@ -1,174 +1,310 @@
 """Training, as a table of contents. Each stage is a call from named data to named data.
 
-run = train(config)             # -> Run: the folder with config, metrics, episodes and report
+    run = train(config)             # -> Run: how it ended, and the folder with config, metrics, episodes and report
+
+A step plays groups, keeps those worth an update, scores their tokens, estimates advantages, updates, validates when due
+and records. With several workers every one of them runs this file: they play and compute their shares, and hold the
+same groups, decisions and weights.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragen.agent.template import ChatTemplate
-from ragen.algo.advantage import ESTIMATORS, AdvantageSettings
-from ragen.algo.filter import FilterRule, filter_metrics, group_score, select
+from ragen.algo.kl import KlController, kl_of_tokens, pay_kl
+from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.engine.base import Engine, Sampling
 from ragen.engine.native.engine import NativeEngine
-from ragen.model.load import LoadedModel, find_model, load_model
-from ragen.report.console import make_console
-from ragen.report.folder import RunFolder
-from ragen.report.html import write_report
-from ragen.rollout.batch import samples_of
+from ragen.model.critic import Critic
+from ragen.model.load import LoadedModel, Source, find_model, load_model
+from ragen.rollout.batch import Sample, samples_of
 from ragen.rollout.collect import World, collect
-from ragen.rollout.summary import score_of, summarize
+from ragen.rollout.summary import num_sampled, summarize
 from ragen.train import supported
-from ragen.train.clock import Clock
+from ragen.train.checkpoint import CheckpointStore, Parts, part_of, restore
+from ragen.train.clock import Clock, Totals
+from ragen.train.early_stop import EarlyStop, StopRules
+from ragen.train.interrupt import Interrupt
 from ragen.train.levels import levels
 from ragen.train.optimizer import MasterAdamW
-from ragen.train.update import update_actor
+from ragen.train.record import Silent, recording
+from ragen.train.resume import claimed
+from ragen.train.score import Scorer, by_sample
+from ragen.train.signal import Scores, Selection, estimate, experience_of, keep_groups, normalized, scores_of
+from ragen.train.update import Targets, Updated, update_actor, update_critic
 from ragen.train.validation import Validator
+from ragen.train.workers import Workers
 from ragen.types import Group
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run."""
+    """How a run ended: `finished`, `early_stopped` by a rule, or `interrupted`."""
 
     folder: Path
-    report: Path
+    report: Path | None
     num_steps: int
+    status: str
+    rule: str | None = None
 
 
 def train(config: Config) -> Run:
-    """Train to the end of the budget."""
+    """Train to the end of the budget, to a rule that stops the run, or until interrupted."""
     supported.check(config)
-    source = find_model(config.model_path)  # before anything else is built
-    folder = free_folder(config.trainer.default_local_dir)
-    with folder.owned():
-        folder.write_config(config)
-        title = f"{config.trainer.experiment_name} · {config.model_path}"
-        total = config.trainer.total_training_steps
-        with make_console(total, config.trainer.logger, folder.path, title=title) as console:
-            if str(folder) != config.trainer.default_local_dir:
-                console.note(f"{config.trainer.default_local_dir} holds another run, which stays as it is")
-            with console.phase("loading"):
-                trainer = Trainer(config, load_model(source), folder, console)
-            trainer.fit()
-            report = write_report(folder)
-            console.note(f"the report again, at any time: ./ragen report {folder}")
-            console.close(report=report)
-    return Run(folder.path, report, total)
+    workers = Workers.join()
+    sources = find_models(config)  # before anything else is built
+    with ExitStack() as stack:
+        stack.callback(workers.leave)
+        decision = workers.agree(stack.enter_context(claimed(config)) if workers.is_first else None)
+        record = stack.enter_context(recording(config, decision)) if workers.is_first else Silent()
+        with record.phase("loading"):
+            trainer = Trainer(config, sources, workers, record, decision.folder.path)
+            if decision.checkpoint is not None:
+                trainer.restore(decision.checkpoint, decision.first_step)
+        with Interrupt(record.note) as interrupt:
+            status, step = trainer.fit(decision.first_step, lambda: workers.agree(interrupt.is_set))
+        stop = trainer.stop
+        report = record.ended(status, step, stop.rule, stop.explain())
+        if status == "interrupted":
+            record.note(trainer.how_to_go_on(step))
+    return Run(decision.folder.path, report, step, status, stop.rule)
+
+
+def find_models(config: Config) -> dict[str, Source]:
+    """Where the files of each model that the run needs are."""
+    actor = config.actor_rollout_ref.model.path
+    names = {"actor": actor}
+    if derive.reference_model(config).needed:
+        names["reference"] = actor
+    if derive.critic_model(config).needed:
+        names["critic"] = config.critic.model.path
+    return {role: find_model(name) for role, name in names.items()}
 
 
 class Trainer:
     """What a run holds while it trains."""
 
-    def __init__(self, config: Config, loaded: LoadedModel, folder: RunFolder, console: Any):
-        self.config, self.folder, self.console = config, folder, console
-        self.model = loaded.model
-        self.model.gradient_checkpointing = (
-            config.actor_rollout_ref.model.enable_gradient_checkpointing and loaded.is_large
-        )
-        chat = ChatTemplate(loaded.tokenizer)
-        self.engine: Engine = NativeEngine(self.model, loaded.tokenizer, chat.end_of_turn_id)
+    def __init__(self, config: Config, sources: dict[str, Source], workers: Workers, record: Silent, folder: Path):
+        self.config, self.workers, self.record = config, workers, record
+        total, rollout = config.trainer.total_training_steps, config.actor_rollout_ref.rollout
+        self.actor = self._load(sources["actor"], config.actor_rollout_ref.model)
+        self.model = self.actor.model
+        self.actor_optimizer = MasterAdamW(self.model.parameters(), config.actor_rollout_ref.actor.optim, total)
+        self.reference = None
+        if "reference" in sources:
+            self.reference = self._load(sources["reference"]).model.requires_grad_(False)
+        self.critic = self.critic_optimizer = None
+        if "critic" in sources:
+            self.critic_loaded = self._load(sources["critic"], config.critic.model)
+            self.critic = Critic(self.critic_loaded.model)
+            self.critic_optimizer = MasterAdamW(self.critic.parameters(), config.critic.optim, total)
+        chat = ChatTemplate(self.actor.tokenizer)
+        self.engine: Engine = NativeEngine(self.model, self.actor.tokenizer, chat.end_of_turn_id)
         tags = dict.fromkeys([*config.es_manager.train.env_configs.tags, *config.es_manager.val.env_configs.tags])
         self.worlds = {tag: World.make(config, tag, chat) for tag in tags}
-        self.validator = Validator(config, self.worlds)
-        self.optimizer = MasterAdamW(
-            self.model.parameters(), config.actor_rollout_ref.actor.optim, config.trainer.total_training_steps
-        )
+        self.validator = Validator(config, self.worlds, workers)
+        self.scorer = Scorer(workers, rollout.temperature, rollout.log_prob_micro_batch_size_per_gpu)
+        control = config.algorithm.kl_ctrl
+        self.kl_control = KlController(control.type, control.kl_coef, control.target_kl, control.horizon)
+        self.stop = EarlyStop(StopRules.of(config))
+        self.totals = Totals()
+        self.store = CheckpointStore.of(config, folder, record.note)
+        self.saved: Path | None = None
 
-    def fit(self) -> None:
+    def _load(self, source: Source, settings: Any = None) -> LoadedModel:
+        loaded = load_model(source, self.workers.device)
+        if settings is not None:
+            loaded.model.gradient_checkpointing = settings.enable_gradient_checkpointing and loaded.is_large
+        return loaded
+
+    # --- the run ------------------------------------------------------------------------------------------------
+
+    def fit(self, first_step: int, is_interrupted: Callable[[], bool] = lambda: False) -> tuple[str, int]:
+        """All steps from `first_step` on; returns how it ended and the last step."""
         trainer = self.config.trainer
-        if trainer.val_before_train:
+        if first_step == 1 and (trainer.val_before_train or trainer.val_only):
             clock = Clock()
-            self._record(0, self._validate(0, clock) | clock.metrics())
-        for step in range(1, trainer.total_training_steps + 1):
+            self._record(0, self._validate(0, clock), clock)
+        if trainer.val_only:
+            return "finished", 0
+        for step in range(first_step, trainer.total_training_steps + 1):
             clock = Clock()
             with clock("step"):
                 metrics = self._step(step, clock)
                 if self._is_due(step, trainer.test_freq):
                     metrics |= self._validate(step, clock)
-            self.optimizer.advance()
-            self._record(step, metrics | clock.metrics())
+                    self.stop.after_validation(metrics)
+            self._advance()
+            self._record(step, metrics | self.stop.metrics(), clock)
+            interrupted = is_interrupted()
+            if self._is_due(step, trainer.save_freq, now=interrupted or self.stop.rule is not None):
+                self._save(step)
+            if self.stop.rule is not None:
+                return "early_stopped", step
+            if interrupted:
+                return "interrupted", step
+        return "finished", trainer.total_training_steps
 
     def _step(self, step: int, clock: Clock) -> dict[str, float]:
-        requests = levels(self.config, step)
+        config = self.config
         with clock("gen"):
-            groups = self._play(requests, step)
+            groups = self._play(step)
+        scores = scores_of(groups)
         with clock("filter"):
-            kept, metrics = keep_groups(groups, self.config)
-        samples = samples_of(kept)
-        advantages = estimate(kept, self.config)
-        if samples:
-            with clock("update_actor"), self.console.phase("update", total=len(samples)):
-                metrics |= update_actor(
-                    self.model, self.optimizer, samples, advantages, self.config, self.console.advance
+            selection = keep_groups(groups, scores, config, lambda: self.scorer.mean_entropies(self.model, groups))
+        metrics = self._describe(step, groups, scores, selection, clock)
+        if self.stop.after_rollout(metrics, len(selection.kept)) or not selection.kept:
+            return metrics
+        samples, worth = samples_of(selection.kept), normalized(scores, groups, config)
+        targets, measured = self._targets(samples, selection, [worth[place] for place in selection.places], clock)
+        metrics |= measured
+        if self.critic is not None:
+            with clock("update_critic"), self.record.phase("critic", total=len(samples)):
+                updated = update_critic(
+                    self.critic, self.critic_optimizer, samples, targets, config, self.workers, self.record.advance
                 )
-        metrics |= {f"train/{name}": value for name, value in summarize(groups).items()}
-        metrics["train/batch_size"] = len(samples)
-        metrics["rollout/empty_after_filter"] = float(not samples)
-        num_tokens = sum(len(turn.reply_ids) for group in groups for e in group.episodes for turn in e.turns)
-        metrics["perf/tokens_per_s"] = num_tokens / clock.seconds["gen"]
-        self.folder.write_episodes(step, "train", groups, self._render)
+            metrics |= self._kept(step, "critic", samples, updated)
+        if step >= config.trainer.critic_warmup:
+            with clock("update_actor"), self.record.phase("update", total=len(samples)):
+                updated = update_actor(
+                    self.model, self.actor_optimizer, samples, targets, config, self.workers,
+                    self.reference, step, self.record.advance,
+                )  # fmt: skip
+            metrics |= self._kept(step, "actor", samples, updated)
         return metrics
 
-    def _play(self, requests: Sequence[Any], step: int) -> list[Group]:
-        num_episodes = sum(request.size for request in requests)
-        with self.console.phase("rollout", total=num_episodes):
+    def _play(self, step: int) -> list[Group]:
+        """The groups of a step. Each worker plays its share, and all get all of them."""
+        requests = levels(self.config, step)
+        mine = self.workers.mine(requests)
+        with self.record.phase("rollout", total=sum(request.size for request in mine)):
             draws = ("train", self.config.seed.train, step)
-            return collect(self.engine, self.worlds, requests, train_sampling(self.config), draws, self.console.advance)
+            sampling = train_sampling(self.config)
+            return self.workers.gather(collect(self.engine, self.worlds, mine, sampling, draws, self.record.advance))
+
+    def _targets(
+        self, samples: Sequence[Sample], selection: Selection, scores: Scores, clock: Clock
+    ) -> tuple[Targets, dict[str, float]]:
+        """What the updates aim at: log-probs and values, as far as a term needs them, and advantages."""
+        config = self.config
+        with clock("old_log_prob"):
+            old = self._old_log_probs(samples)
+        reference = values = None
+        metrics: dict[str, float] = {}
+        if self.reference is not None:
+            with clock("ref"):
+                reference = self.scorer.log_probs(self.reference, samples)
+            metrics["rollout/ref_log_prob"] = float(torch.cat(reference).mean())
+        if self.critic is not None:
+            with clock("values"):
+                values = self.scorer.values(self.critic, samples)
+        with clock("adv"):
+            experience = experience_of(selection.kept, scores, config, values)
+            if config.algorithm.use_kl_in_reward and reference is not None:
+                kl_T = kl_of_tokens(config.algorithm.kl_penalty, torch.cat(old), torch.cat(reference))
+                experience, measured = pay_kl(experience, kl_T, self.kl_control)
+                metrics |= measured
+            advantages_T, returns_T, measured = estimate(experience, config, selection.kept_ratio)
+        returns = None if returns_T is None else by_sample(returns_T, samples)
+        return Targets(by_sample(advantages_T, samples), old, reference, values, returns), metrics | measured
+
+    def _old_log_probs(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """The sampler's own in float32, where it and the learner agree to rounding; else those of a learner's pass."""
+        if next(self.model.parameters()).dtype != torch.float32:
+            return self.scorer.log_probs(self.model, samples)
+        return [torch.tensor(sample.log_probs) for sample in samples]
 
     def _validate(self, step: int, clock: Clock) -> dict[str, float]:
-        with clock("testing"), self.console.phase("validation", total=self.validator.num_episodes):
-            metrics, groups = self.validator.run(self.engine, self.console.advance)
-        self.folder.write_episodes(step, "val", groups, self._render)
-        self.console.validation(step, metrics)
+        with clock("testing"), self.record.phase("validation", total=self.validator.num_episodes):
+            metrics, groups = self.validator.run(self.engine, self.record.advance)
+        self.record.episodes(step, "val", groups, self._render)
+        self.record.validation(step, metrics)
         return metrics
+
+    # --- what is recorded ---------------------------------------------------------------------------------------
+
+    def _describe(
+        self, step: int, groups: Sequence[Group], scores: Scores, selection: Selection, clock: Clock
+    ) -> dict[str, float]:
+        """Everything that is known before an update."""
+        self.record.episodes(step, "train", groups, self._render)
+        if self.config.trainer.log_group_rv_table:
+            self.record.group_table(step, selection.table)
+        metrics = selection.metrics | {f"train/{name}": value for name, value in summarize(groups).items()}
+        metrics["train/batch_size"] = float(len(samples_of(selection.kept)))
+        metrics["train/rollout_attempts"] = 1.0
+        metrics["rollout/empty_after_filter"] = float(not selection.kept)
+        for name, reduce in (("mean", fmean), ("max", max), ("min", min)):
+            metrics[f"critic/score/{name}"] = reduce(chain(*scores))
+        episodes = [episode for group in groups for episode in group.episodes]
+        metrics["perf/tokens_per_s"] = sum(map(num_sampled, episodes)) / clock.seconds["gen"]
+        return metrics
+
+    def _kept(self, step: int, who: str, samples: Sequence[Sample], updated: Updated) -> dict[str, float]:
+        """The metrics of an update. Episodes that spoilt one are stored, to be looked at."""
+        if updated.spoilt:
+            episodes = {samples[index].episode_index: samples[index].episode for index in updated.spoilt}
+            groups = [Group(one.tag, one.seed, one.split, one.group, (one,)) for one in episodes.values()]
+            self.record.episodes(step, f"nonfinite_{who}", groups, self._render)
+            self.record.note(
+                f"step {step}: the {who}'s loss or gradient was not finite, so its weights stay as they are; the "
+                f"{len(groups)} episodes are kept as nonfinite_{who}"
+            )
+        return updated.metrics
+
+    def _record(self, step: int, metrics: dict[str, float], clock: Clock) -> None:
+        self.record.step(step, metrics | clock.metrics() | self.totals.add(clock))
 
     def _render(self, tag: str, state: Any) -> str:
         return self.worlds[tag].env.render(state)
 
-    def _is_due(self, step: int, every: int) -> bool:
-        return every > 0 and (step % every == 0 or step == self.config.trainer.total_training_steps)
+    def _is_due(self, step: int, every: int, now: bool = False) -> bool:
+        return every > 0 and (now or step % every == 0 or step == self.config.trainer.total_training_steps)
 
-    def _record(self, step: int, metrics: dict[str, float]) -> None:
-        self.folder.append_metrics(step, metrics)
-        self.console.step(step, metrics)
+    # --- checkpoints --------------------------------------------------------------------------------------------
 
+    def _advance(self) -> None:
+        """Learning rates follow training steps."""
+        for optimizer in (self.actor_optimizer, self.critic_optimizer):
+            if optimizer is not None:
+                optimizer.advance()
 
-# --- from groups to advantages ------------------------------------------------------------------------------------
+    def _parts(self) -> Parts:
+        critic = None
+        if self.critic is not None:
+            critic = replace(part_of(self.critic_loaded, self.critic_optimizer), model=self.critic)
+        state = {"early_stop": self.stop.state(), "kl_control": self.kl_control.state(), "totals": self.totals.state()}
+        return Parts(part_of(self.actor, self.actor_optimizer), critic, state)
 
+    def _save(self, step: int) -> None:
+        if self.workers.is_first:
+            with self.record.phase("checkpoint"):
+                self.saved = self.store.save(step, self._parts())
+        self.workers.agree(None)  # nobody goes on before it is written
 
-def keep_groups(groups: Sequence[Group], config: Config) -> tuple[list[Group], dict[str, float]]:
-    """The groups worth an update, whole, and what the filter did."""
-    rollout = config.actor_rollout_ref.rollout
-    rule = FilterRule(
-        strategy=rollout.rollout_filter_strategy,
-        value=rollout.rollout_filter_value,
-        largest=rollout.rollout_filter_type == "largest",
-        include_zero=rollout.rollout_filter_include_zero,
-        prob_mode=rollout.rollout_filter_top_p_prob_mode,
-        selection_eps=rollout.rollout_filter_selection_eps,
-    )
-    rewards = [[score_of(episode) for episode in group.episodes] for group in groups]
-    scores = [group_score(rollout.rollout_filter_metric, values) for values in rewards]
-    verdicts = select(scores, rule)
-    kept = [group for group, verdict in zip(groups, verdicts, strict=True) if verdict.keep]
-    return kept, filter_metrics(rollout.rollout_filter_metric, rewards, scores, verdicts)
+    def restore(self, checkpoint: Path, first_step: int) -> None:
+        state = restore(checkpoint, self._parts())
+        if state:
+            self.stop.restore(state["early_stop"])
+            self.kl_control.restore(state["kl_control"])
+            self.totals.restore(state["totals"])
 
-
-def estimate(groups: Sequence[Group], config: Config) -> list[float]:
-    """One advantage per episode, in the order of `samples_of`'s `episode_index`."""
-    episodes = [(group.group, score_of(episode)) for group in groups for episode in group.episodes]
-    if not episodes:
-        return []
-    ids, returns = zip(*episodes, strict=True)
-    settings = AdvantageSettings(norm_by_std=config.algorithm.norm_adv_by_std_in_grpo)
-    estimator = ESTIMATORS[config.algorithm.adv_estimator]
-    return estimator(torch.tensor(returns, dtype=torch.float64), torch.tensor(ids), settings).tolist()
+    def how_to_go_on(self, step: int) -> str:
+        if self.saved is not None:
+            return f"interrupted after step {step}; saved in {self.saved}: the same command goes on from there"
+        return (
+            f"interrupted after step {step}; nothing was saved, since trainer.save_freq="
+            f"{self.config.trainer.save_freq}: the same command begins again at step 1"
+        )
 
 
 def train_sampling(config: Config) -> Sampling:
@@ -181,12 +317,3 @@ def train_sampling(config: Config) -> Sampling:
         max_tokens=rollout.response_length,
         stop_at_answer=rollout.stop_at_answer,
     )
-
-
-def free_folder(path: str) -> RunFolder:
-    """The run's folder; a numbered sibling where a run already wrote there."""
-    candidate, number = RunFolder(path), 1
-    while candidate.metrics_path.exists():
-        number += 1
-        candidate = RunFolder(f"{path}-{number}")
-    return candidate

@@ -5,19 +5,26 @@
     norm = optimizer.step(max_norm=1.0)          # clips, steps, clears gradients
     optimizer.advance()                          # the schedule, once per training step
 
+    stored = optimizer.tensors(model), optimizer.num_steps
+    with optimizer.in_full():                    # the module's weights in float32, for as long as they are read
+        from_huggingface(model, weights)
+        optimizer.load(model, *stored)           # goes on bit for bit where the stored one was
+
 A learning rate of 1e-6 vanishes in bf16: a module in bf16 gets float32 master weights, which are stepped and rounded
 into it. A float32 module is its own master. The schedule counts training steps, not updates: how many updates a step
 has depends on what the filter keeps.
 """
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from ragen.config.schema import Optimizer as Settings
+
+COUNT, MOMENTS, MASTER = "step", ("exp_avg", "exp_avg_sq"), "master"  # what AdamW calls its state, and our own
 
 
 class MasterAdamW:
@@ -29,6 +36,7 @@ class MasterAdamW:
         ]
         self.settings, self.total_steps = settings, total_steps
         self.num_steps = 0  # training steps behind us
+        self.num_updates = 0  # optimizer steps of this process
         self.adamw = torch.optim.AdamW(
             self.masters, lr=settings.lr, betas=tuple(settings.betas), weight_decay=settings.weight_decay
         )
@@ -38,11 +46,34 @@ class MasterAdamW:
         """The learning rate of this training step."""
         return self.settings.lr * schedule(self.settings, self.num_steps, self.total_steps)
 
-    def step(self, max_norm: float) -> float:
-        """One update from the module's gradients; returns their norm before clipping."""
+    # --- one update -----------------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """After each backward pass: gradients are added up in float32."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter and parameter.grad is not None:
-                master.grad = parameter.grad.float()
+                master.grad = parameter.grad.float() if master.grad is None else master.grad + parameter.grad
+                parameter.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        """What was collected, zeros where there is none: every worker has the same list."""
+        for master in self.masters:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        return [master.grad for master in self.masters]
+
+    def norm(self) -> float:
+        """The norm of all gradients together."""
+        return float(nn.utils.get_total_norm([master.grad for master in self.masters if master.grad is not None]))
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            parameter.grad = master.grad = None
+
+    def step(self, max_norm: float) -> float:
+        """One update from the gradients, clipped; returns their norm before that."""
+        self.collect()
         norm = nn.utils.clip_grad_norm_(self.masters, max_norm)
         for group in self.adamw.param_groups:
             group["lr"] = self.lr
@@ -51,19 +82,71 @@ class MasterAdamW:
             for parameter, master in zip(self.parameters, self.masters, strict=True):
                 if master is not parameter:
                     parameter.copy_(master)
-                parameter.grad = master.grad = None
+        self.clear()
+        self.num_updates += 1
         return float(norm)
 
     def advance(self) -> None:
         self.num_steps += 1
 
-    def state(self) -> dict[str, Any]:
-        return {"adamw": self.adamw.state_dict(), "masters": self.own_masters(), "num_steps": self.num_steps}
+    # --- what a checkpoint holds ----------------------------------------------------------------------------------
 
-    def own_masters(self) -> list[Tensor]:
-        """The masters that are not the module's own weights."""
-        pairs = zip(self.parameters, self.masters, strict=True)
-        return [master for parameter, master in pairs if master is not parameter]
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """Moments, counts of updates and masters, as `<kind>/<name of the parameter>`; nothing is copied.
+
+        A float32 module is its own master: its weights are not listed again. A parameter without an update has none.
+        """
+        listed: dict[str, Tensor] = {}
+        for name, parameter, master in self._named(model):
+            listed |= {f"{kind}/{name}": value for kind, value in self.adamw.state.get(master, {}).items()}
+            if master is not parameter:
+                listed[f"{MASTER}/{name}"] = master.detach()
+        return listed
+
+    def shapes(self, model: nn.Module) -> dict[str, tuple[int, ...]]:
+        """The name and shape of every tensor that `load` understands."""
+        kinds = {name: tuple(parameter.shape) for name, parameter, _ in self._named(model)}
+        moments = {f"{kind}/{name}": shape for name, shape in kinds.items() for kind in (*MOMENTS, MASTER)}
+        return moments | {f"{COUNT}/{name}": () for name in kinds}
+
+    def load(self, model: nn.Module, stored: Mapping[str, Tensor], num_steps: int) -> None:
+        """Take over what `tensors` listed. Call it within `in_full`, after the module's weights were read.
+
+        Stored masters win over the module's weights, also where the module is its own master: a run in bf16 that goes
+        on in float32 keeps its unrounded weights.
+        """
+        for name, _, master in self._named(model):
+            with torch.no_grad():
+                if f"{MASTER}/{name}" in stored:
+                    master.copy_(stored[f"{MASTER}/{name}"])
+            self.adamw.state.pop(master, None)
+            if f"{COUNT}/{name}" in stored:
+                moments = {kind: stored[f"{kind}/{name}"].to(master, copy=True) for kind in MOMENTS}
+                self.adamw.state[master] = {COUNT: self._count(stored[f"{COUNT}/{name}"], master), **moments}
+        self.num_steps = num_steps
+
+    @contextmanager
+    def in_full(self) -> Iterator[None]:
+        """The module holds the masters themselves: what is written into it is not rounded before the end."""
+        rounded = [parameter.data for parameter in self.parameters]
+        try:
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                parameter.data = master.data
+            yield
+        finally:
+            for parameter, master, weights in zip(self.parameters, self.masters, rounded, strict=True):
+                if master is not parameter:
+                    parameter.data = weights.copy_(master.data)
+
+    def _named(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            yield names[parameter], parameter, master
+
+    def _count(self, stored: Tensor, master: Tensor) -> Tensor:
+        """AdamW keeps its counts on the CPU unless it is told to work without looking at them."""
+        (group,) = self.adamw.param_groups
+        return stored.to(master.device if group["fused"] or group["capturable"] else "cpu", copy=True)
 
 
 def schedule(settings: Settings, step: int, total_steps: int) -> float:

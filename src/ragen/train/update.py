@@ -1,92 +1,270 @@
-"""The update: kept episodes in, new weights out.
+"""The updates: kept samples in, new weights out, for the actor and the critic alike.
 
-    metrics = update_actor(model, optimizer, samples, advantages_E, config)
+    updated = update_actor(model, optimizer, samples, targets, config, workers)
+    updated = update_critic(critic, optimizer, samples, targets, config, workers)
 
-Samples are cut into mini-batches, each one optimizer step; a mini-batch is cut into micro-batches for memory. The
-weight of each token is fixed for the mini-batch before that, so micro-batches only add up.
+Samples are cut into mini-batches, each one optimizer step; a mini-batch is dealt out to the workers, and a worker cuts
+its share into micro-batches for memory. The weight of each token is fixed for the mini-batch before that, so workers
+and micro-batches only add up.
+
+A loss or gradient that is not finite changes nothing: that optimizer step is left out and counted, and its samples are
+named, so that the caller can keep them.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ragen.algo.kl import kl_of_tokens, needs_vocabulary
 from ragen.algo.loss import (
     Term,
     add_sums,
     entropy_term,
+    kl_sums,
+    kl_term,
     policy_metrics,
     policy_sums,
     policy_terms,
     token_weights,
+    value_sums,
+    value_term,
     weighted_sum,
 )
 from ragen.config.schema import Config
+from ragen.counter import Coordinate, bits
+from ragen.model.critic import Critic
 from ragen.model.policy import score
-from ragen.rollout.batch import Sample, pack
+from ragen.rollout.batch import PackedTokens, Sample, pack
 from ragen.train.optimizer import MasterAdamW
+from ragen.train.score import micro_batches
+from ragen.train.workers import ALONE, Workers
+
+GAP, SAMPLER_KL = "rollout/log_prob_diff_mean", "rollout/sampler_learner_kl"
+LOSS = "loss"  # the sum of all terms, for the check that it is finite
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the updates aim at: for each sample a tensor with one number per sampled token."""
+
+    advantages: Sequence[Tensor]
+    old_log_probs: Sequence[Tensor]
+    reference: Sequence[Tensor] | None = None  # log-probs of the reference model, for a KL loss
+    values: Sequence[Tensor] | None = None  # what the critic expected, and what it should have
+    returns: Sequence[Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Updated:
+    """What an update did."""
+
+    metrics: dict[str, float]
+    spoilt: list[int] = field(default_factory=list)  # samples of the optimizer steps that were left out
 
 
 def update_actor(
     model: Any,
     optimizer: MasterAdamW,
     samples: Sequence[Sample],
-    advantages_E: Sequence[float],
+    targets: Targets,
     config: Config,
+    workers: Workers = ALONE,
+    reference: Any = None,
+    step: int = 0,
     on_samples: Callable[[int], None] = lambda count: None,
-) -> dict[str, float]:
-    """One pass (or `ppo_epochs`) over the samples. `advantages_E` is indexed by the samples' `episode_index`."""
-    actor = config.actor_rollout_ref.actor
-    history: dict[str, list[float]] = defaultdict(list)
-    for _ in range(actor.ppo_epochs):
-        for start in range(0, len(samples), actor.ppo_mini_batch_size):
-            mini = samples[start : start + actor.ppo_mini_batch_size]
-            metrics = _update_on(model, mini, advantages_E, config, on_samples)
-            metrics["actor/lr"] = optimizer.lr
-            metrics["actor/grad_norm"] = optimizer.step(actor.grad_clip)
-            for name, value in metrics.items():
-                history[name].append(value)
-    means = {name: fmean(values) for name, values in history.items()}
-    # Before the first optimizer step sampler and learner are the same policy: what differs there is rounding.
-    means["rollout/log_prob_diff_max"] = history["rollout/log_prob_diff_max"][0]
-    return means | {"train/num_mini_batches": len(history["actor/lr"])}
-
-
-def _update_on(
-    model: Any, mini: Sequence[Sample], advantages_E: Sequence[float], config: Config, on_samples: Callable[[int], None]
-) -> dict[str, float]:
-    """Gradients of one mini-batch, left in the module, and its metrics."""
+) -> Updated:
+    """`ppo_epochs` passes over the samples. `reference` is the model itself, for the KL type that needs all of it."""
     actor, temperature = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.temperature
-    device = next(model.parameters()).device
-    counts = torch.tensor([sample.num_sampled for sample in mini], device=device)
-    weights = token_weights(counts, actor.loss_agg_mode).split(counts.tolist())
-    means = token_weights(counts, "token-mean").split(counts.tolist())
-    sums: dict[str, Tensor] = {}
-    largest_difference = 0.0
-    size = actor.ppo_micro_batch_size_per_gpu
-    for start in range(0, len(mini), size):
-        micro = mini[start : start + size]
-        packed = pack([sample.sequence for sample in micro], device)
-        log_probs, entropies = score(model, packed, temperature)
-        advantages = torch.tensor([advantages_E[sample.episode_index] for sample in micro], device=device)
-        losses, diagnostics = policy_terms(
-            log_probs,
-            packed.log_probs,
-            advantages[packed.sequence],
+    kl_coefficient = actor.kl_loss_coef if actor.use_kl_loss else 0.0
+    num_updates, largest_gap = optimizer.num_updates, 0.0
+    whole = reference if kl_coefficient and needs_vocabulary(actor.kl_loss_type) else None
+
+    def loss_of(indices: Sequence[int], packed: PackedTokens, weights_T: Tensor, means_T: Tensor):
+        scored = score(model, packed, temperature, whole)
+        losses_T, diagnostics = policy_terms(
+            scored.log_probs,
+            _tokens(targets.old_log_probs, indices, packed),
+            _tokens(targets.advantages, indices, packed),
             actor.clip_ratio_low,
             actor.clip_ratio_high,
             actor.clip_ratio_c,
         )
-        terms = [Term("task", 1.0, losses)]
+        terms = [Term("task", 1.0, losses_T)]
+        sums = policy_sums(losses_T, diagnostics, scored.entropies, weights_T, means_T)
+        gap_T = scored.log_probs.detach() - packed.log_probs
+        sums |= {GAP: (means_T * gap_T.abs()).sum(), SAMPLER_KL: (means_T * (gap_T.expm1() - gap_T)).sum()}
+        if optimizer.num_updates == num_updates:
+            nonlocal largest_gap
+            largest_gap = max(largest_gap, float(gap_T.abs().max()))
         if actor.entropy_coeff:
-            terms.append(entropy_term(entropies, actor.entropy_coeff))
-        weights_T, means_T = torch.cat(weights[start : start + size]), torch.cat(means[start : start + size])
-        weighted_sum(terms, weights_T).backward()
-        sums = add_sums(sums, policy_sums(losses, diagnostics, entropies, weights_T, means_T))
-        difference = (log_probs.detach() - packed.log_probs).abs().max()
-        largest_difference = max(largest_difference, float(difference))
+            terms.append(entropy_term(scored.entropies, actor.entropy_coeff))
+            sums["actor/entropy_loss"] = (weights_T * scored.entropies.detach()).sum()
+        if kl_coefficient:
+            reference_T = _tokens(targets.reference, indices, packed)
+            kl_T = kl_of_tokens(actor.kl_loss_type, scored.log_probs, reference_T, scored.full_kl)
+            terms.append(kl_term(kl_T, kl_coefficient))
+            sums |= kl_sums(kl_T, weights_T)
+        return weighted_sum(terms, weights_T), sums
+
+    passes = Passes(
+        mini_size=actor.ppo_mini_batch_size,
+        micro_size=actor.ppo_micro_batch_size_per_gpu,
+        epochs=actor.ppo_epochs,
+        aggregation=actor.loss_agg_mode,
+        norm_length=max_sampled(config),
+        grad_clip=actor.grad_clip,
+        order=("order", config.seed.train, step) if actor.shuffle else None,
+    )
+    history, spoilt = _run(passes, samples, optimizer, workers, loss_of, policy_metrics, on_samples)
+    # Before the first optimizer step sampler and learner are the same policy: what differs there is rounding.
+    first = {name: history.pop(name)[0] for name in (GAP, SAMPLER_KL) if name in history}
+    metrics = (
+        _summary(history, "actor", spoilt) | first | {"rollout/log_prob_diff_max": max(workers.gather([largest_gap]))}
+    )
+    metrics |= {"actor/kl_coef": kl_coefficient} if kl_coefficient else {}
+    return Updated(metrics | {"train/num_mini_batches": len(history["lr"])}, spoilt)
+
+
+def update_critic(
+    critic: Critic,
+    optimizer: MasterAdamW,
+    samples: Sequence[Sample],
+    targets: Targets,
+    config: Config,
+    workers: Workers = ALONE,
+    on_samples: Callable[[int], None] = lambda count: None,
+) -> Updated:
+    """As many passes as the actor has. A value's loss is a mean over tokens, whatever the actor's aggregation is."""
+    settings = config.critic
+
+    def loss_of(indices: Sequence[int], packed: PackedTokens, weights_T: Tensor, means_T: Tensor):
+        values_T = critic.values(packed)
+        old_T, returns_T = (_tokens(part, indices, packed) for part in (targets.values, targets.returns))
+        term, clipped_T = value_term(values_T, old_T, returns_T, settings.cliprange_value)
+        return weighted_sum([term], weights_T), value_sums(term, clipped_T, values_T, weights_T, means_T)
+
+    passes = Passes(
+        mini_size=settings.ppo_mini_batch_size,
+        micro_size=settings.ppo_micro_batch_size_per_gpu,
+        epochs=config.actor_rollout_ref.actor.ppo_epochs,
+        aggregation="token-mean",
+        norm_length=None,
+        grad_clip=settings.grad_clip,
+        order=None,
+    )
+    history, spoilt = _run(passes, samples, optimizer, workers, loss_of, _as_numbers, on_samples)
+    return Updated(_summary(history, "critic", spoilt), spoilt)
+
+
+def max_sampled(config: Config) -> int:
+    """The most tokens that can be sampled in one sequence: those of all turns, or of one in a windowed context."""
+    num_turns = config.agent_proxy.max_turn if config.agent_proxy.context_window_mode == "full" else 1
+    return num_turns * config.actor_rollout_ref.rollout.response_length
+
+
+# --- passes over the samples --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How the samples are gone through."""
+
+    mini_size: int
+    micro_size: int
+    epochs: int
+    aggregation: str
+    norm_length: int | None
+    grad_clip: float
+    order: tuple[Coordinate, ...] | None  # what a random order is drawn from; None leaves the samples in theirs
+
+
+# From samples (indices, their tokens, the tokens' weights in the loss and in plain means) to a loss, and to sums for
+# the metrics.
+LossOf = Callable[[Sequence[int], PackedTokens, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+
+
+def _run(
+    passes: Passes,
+    samples: Sequence[Sample],
+    optimizer: MasterAdamW,
+    workers: Workers,
+    loss_of: LossOf,
+    finish: Callable[[dict[str, Tensor]], dict[str, float]],
+    on_samples: Callable[[int], None],
+) -> tuple[dict[str, list[float]], list[int]]:
+    """Optimizer steps; returns the metrics of each that was taken, and the samples of those that were left out."""
+    history: dict[str, list[float]] = defaultdict(list)
+    spoilt: list[int] = []
+    for epoch in range(passes.epochs):
+        order = _order(len(samples), passes.order and (*passes.order, epoch))
+        for start in range(0, len(samples), passes.mini_size):
+            mini = order[start : start + passes.mini_size]
+            sums = _gradients(passes, samples, mini, optimizer, workers, loss_of, on_samples)
+            loss, norm = float(sums.pop(LOSS)), optimizer.norm()
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                optimizer.clear()
+                spoilt += mini
+                history["lr"].append(optimizer.lr)
+                continue
+            optimizer.step(passes.grad_clip)
+            for name, value in (finish(sums) | {"lr": optimizer.lr, "grad_norm": norm}).items():
+                history[name].append(value)
+    return history, spoilt
+
+
+def _gradients(
+    passes: Passes,
+    samples: Sequence[Sample],
+    mini: Sequence[int],
+    optimizer: MasterAdamW,
+    workers: Workers,
+    loss_of: LossOf,
+    on_samples: Callable[[int], None],
+) -> dict[str, Tensor]:
+    """The gradients of a mini-batch, summed over workers and left with the optimizer; returns the metrics' sums."""
+    counts = torch.tensor([samples[index].num_sampled for index in mini])
+    weights = token_weights(counts, passes.aggregation, norm_length=passes.norm_length).split(counts.tolist())
+    means = token_weights(counts, "token-mean").split(counts.tolist())
+    lengths = [len(samples[index].sequence.ids) for index in mini]
+    mine = workers.mine(sorted(range(len(mini)), key=lengths.__getitem__))  # everyone has long and short ones
+    sums: dict[str, Tensor] = {}
+    for places in micro_batches([lengths[place] for place in mine], passes.micro_size, workers.device):
+        micro = [mine[place] for place in places]
+        packed = pack([samples[mini[place]].sequence for place in micro], workers.device)
+        weights_T, means_T = (
+            torch.cat([part[place] for place in micro]).to(packed.ids.device) for part in (weights, means)
+        )
+        loss, parts = loss_of([mini[place] for place in micro], packed, weights_T, means_T)
+        loss.backward()
+        optimizer.collect()
+        sums = add_sums(sums, parts | {LOSS: loss.detach()})
         on_samples(len(micro))
-    return policy_metrics(sums) | {"rollout/log_prob_diff_max": largest_difference}
+    workers.add_up(optimizer.gradients())
+    return reduce(add_sums, workers.gather([{name: value.cpu() for name, value in sums.items()}]))
+
+
+def _tokens(of_samples: Sequence[Tensor] | None, indices: Sequence[int], packed: PackedTokens) -> Tensor:
+    assert of_samples is not None
+    return torch.cat([of_samples[index] for index in indices]).to(packed.log_probs)
+
+
+def _order(num: int, key: tuple[Coordinate, ...] | None) -> list[int]:
+    if key is None:
+        return list(range(num))
+    return sorted(range(num), key=lambda index: bits(*key, index, num_bits=64))
+
+
+def _as_numbers(sums: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in sums.items()}
+
+
+def _summary(history: dict[str, list[float]], who: str, spoilt: Sequence[int]) -> dict[str, float]:
+    means = {name if "/" in name else f"{who}/{name}": fmean(values) for name, values in history.items()}
+    return means | {f"{who}/nonfinite_samples": float(len(spoilt))}

@@ -18,14 +18,15 @@ from ragen.report.statistics import success_by_length, wilson
 from ragen.rollout.collect import GroupRequest, World, collect
 from ragen.rollout.summary import summarize
 from ragen.train.levels import tags_of_groups
+from ragen.train.workers import ALONE, Workers
 from ragen.types import Episode, Group
 
 SPLIT = "val"
 
 
 class Validator:
-    def __init__(self, config: Config, worlds: dict[str, World]):
-        self.config, self.worlds = config, worlds
+    def __init__(self, config: Config, worlds: dict[str, World], workers: Workers = ALONE):
+        self.config, self.worlds, self.workers = config, worlds, workers
         self.requests = requests(config)
         self.fixed = self._baselines()
         self.lengths = {
@@ -44,16 +45,25 @@ class Validator:
 
     @property
     def num_episodes(self) -> int:
-        return 2 * sum(request.size for request in self.requests)
+        samplings = (validation_sampling(self.config), validation_sampling(self.config, greedy=True))
+        return sum(map(self.num_repetitions, samplings)) * sum(
+            request.size for request in self.workers.mine(self.requests)
+        )
 
     def _play(self, engine: Engine, sampling: Sampling, on_finished: Callable[[int], None]) -> list[Group]:
-        draws = ("val", self.config.seed.val)
+        """The levels, `validation_steps` times; each worker plays its share, and all get all of them."""
         limit = self.config.data.val_batch_size or len(self.requests)
         groups: list[Group] = []
-        for start in range(0, len(self.requests), limit):
-            batch = self.requests[start : start + limit]
-            groups += collect(engine, self.worlds, batch, sampling, draws, on_finished)
+        for repetition in range(self.num_repetitions(sampling)):
+            draws = ("val", self.config.seed.val, *([repetition] if repetition else []))
+            for start in range(0, len(self.requests), limit):
+                mine = self.workers.mine(self.requests[start : start + limit])
+                groups += self.workers.gather(collect(engine, self.worlds, mine, sampling, draws, on_finished))
         return groups
+
+    def num_repetitions(self, sampling: Sampling) -> int:
+        """Playing greedily again would give the same."""
+        return 1 if sampling.greedy else max(1, self.config.trainer.validation_steps)
 
     def _success(self, groups: Sequence[Group], name: str) -> dict[str, float]:
         metrics = {}

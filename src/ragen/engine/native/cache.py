@@ -76,6 +76,7 @@ class Prefill:
         self.cache = cache
         device = cache.lengths.device
         self.rows = torch.tensor(rows, device=device)
+        self.is_everyone = list(rows) == list(range(len(cache.lengths)))  # then the cache is read where it lies
         first, counted = torch.tensor(starts, device=device), torch.tensor(counts, device=device)
         self.index = torch.repeat_interleave(torch.arange(len(rows), device=device), counted)
         within = torch.arange(len(self.index), device=device) - (counted.cumsum(0) - counted)[self.index]
@@ -90,19 +91,25 @@ class Prefill:
         self.mask = mask.masked_fill_(~visible, -torch.inf)[:, None]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.rows[self.index], :, self.positions] = key
-        values[self.rows[self.index], :, self.positions] = value
+        self.store(layer, key, value)
         num_kv_heads, heads_per_kv = key.shape[1], query.shape[1] // key.shape[1]
-        laid_out = query.new_zeros(len(self.rows), self.num_queries, *query.shape[1:])
+        laid_out = query.new_empty(len(self.rows), self.num_queries, *query.shape[1:])
         laid_out[self.index, self.within] = query
         # [rows, queries, heads, dim] -> [rows, kv heads, heads of it x queries, dim]
         grouped = laid_out.unflatten(2, (num_kv_heads, heads_per_kv)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         mixed = F.scaled_dot_product_attention(
             grouped,
-            keys[self.rows, :, : self.longest],
-            values[self.rows, :, : self.longest],
+            self._visible(self.cache.keys[layer]),
+            self._visible(self.cache.values[layer]),
             attn_mask=self.mask.repeat(1, 1, heads_per_kv, 1),
         )
         mixed = mixed.unflatten(2, (heads_per_kv, self.num_queries)).permute(0, 3, 1, 2, 4).flatten(2, 3)
         return mixed[self.index, self.within]
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        rows = self.rows[self.index]
+        self.cache.keys[layer][rows, :, self.positions] = key
+        self.cache.values[layer][rows, :, self.positions] = value
+
+    def _visible(self, part: Tensor) -> Tensor:
+        return (part if self.is_everyone else part[self.rows])[:, :, : self.longest]

@@ -70,7 +70,7 @@ class Statistics:
 
 
 class NativeEngine:
-    """`model` has `hidden`, `logits` and `shape`, as `ragen.model.decoder.Decoder` does."""
+    """`model` has `hidden`, `fill`, `logits` and `shape`, as `ragen.model.decoder.Decoder` does."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Run:
         counts = [len(row.pending) - 1 for row in rows]
         attend = Prefill(self.cache, indices, [len(row.held) for row in rows], counts)
         ids = torch.tensor([id_ for row in rows for id_ in row.pending[:-1]], device=self.device)
-        self.engine.model.hidden(ids, attend.positions, attend)
+        self.engine.model.fill(ids, attend.positions, attend)
         self.statistics.prefilled += len(ids)
         for row, count in zip(rows, counts, strict=True):
             row.advance(count)

@@ -1,0 +1,29 @@
+"""The critic: a backbone of its own and one number per token.
+
+    critic = Critic(load_model(source).model)
+    values = critic.values(packed)               # one for each sampled token: what is expected where it was chosen
+
+The head starts at zero: before anything is learnt the critic expects nothing, whatever the backbone says.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ragen.rollout.batch import PackedTokens
+
+
+class Critic(nn.Module):
+    def __init__(self, backbone: Any):
+        super().__init__()
+        self.backbone = backbone
+        weight = next(backbone.parameters())
+        self.head = nn.Linear(backbone.shape.hidden_size, 1, device=weight.device, dtype=weight.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def values(self, packed: PackedTokens) -> Tensor:
+        """In float32; the value of a token is read from the hidden state that it was sampled from."""
+        hidden = self.backbone.hidden(packed.ids, packed.attend.positions, packed.attend, packed.rows)
+        return self.head(hidden)[:, 0].to(torch.float32)

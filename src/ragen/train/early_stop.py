@@ -1,0 +1,140 @@
+"""When a run has failed and is stopped: three rules over its metrics, as numbers without a model or a file.
+
+    stop = EarlyStop(StopRules.of(config))
+    rule = stop.after_rollout(metrics, num_kept=len(kept))      # once a step, after the filter, before the update
+    rule = stop.after_validation(metrics) or rule               # at each periodic validation, not the one at step 0
+    metrics |= stop.metrics()
+    if rule:
+        print(stop.explain())                                   # the first rule that held, with its numbers
+
+    reward_variance_collapse    ten steps with rollout/in_group_reward_std below a tenth of its mean over the first ten
+    low_validation_success      five validations with the same val-env/<tag>/success below 1 %
+    empty_filtered_steps        rollout_filter_empty_stop_steps steps in which the filter kept nothing
+
+All of them one after the other. Steps that the filter left empty do not count for the first rule, neither to its
+baseline nor to its ten steps. Where the baseline is 0 there was no variance to lose, and the rule never holds.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from ragen.config.schema import Config
+
+VARIANCE = "reward_variance_collapse"
+SUCCESS = "low_validation_success"
+EMPTY = "empty_filtered_steps"
+RULES = (VARIANCE, SUCCESS, EMPTY)
+REWARD_STD = "rollout/in_group_reward_std"
+_SUCCESS_KEY = re.compile("val-env/.+/success")
+
+
+@dataclass(frozen=True)
+class StopRules:
+    """The thresholds of the documented comparisons."""
+
+    empty_steps: int = 5  # 0 or less: never
+    num_baseline: int = 10
+    num_collapsed: int = 10
+    collapsed_share: float = 0.1
+    num_validations: int = 5
+    least_success: float = 0.01
+
+    @classmethod
+    def of(cls, config: Config) -> "StopRules":
+        return cls(empty_steps=config.actor_rollout_ref.rollout.rollout_filter_empty_stop_steps)
+
+
+class EarlyStop:
+    def __init__(self, rules: StopRules):
+        self.rules = rules
+        self.num_empty = 0  # steps in a row
+        self.first_stds: list[float] = []
+        self.last_stds: list[float] = []
+        self.num_low: dict[str, int] = {}  # validations in a row, by metric
+        self.rule: str | None = None
+        self._explanation = ""
+
+    def after_rollout(self, metrics: Mapping[str, float], num_kept: int) -> str | None:
+        """The rule that holds now, if any. `num_kept` is how many groups the filter left."""
+        if REWARD_STD not in metrics:
+            raise ValueError(f"the metrics of a step must hold {REWARD_STD}, whatever the filter measures")
+        if num_kept == 0:
+            self.num_empty += 1
+            return self._empty()
+        self.num_empty = 0
+        return self._variance(float(metrics[REWARD_STD]))
+
+    def after_validation(self, metrics: Mapping[str, float]) -> str | None:
+        """The rule that holds now, if any. Each tag counts for itself."""
+        low = {}
+        for key, value in metrics.items():
+            if _SUCCESS_KEY.fullmatch(key):
+                low[key] = float(value)
+                self.num_low[key] = self.num_low.get(key, 0) + 1 if value < self.rules.least_success else 0
+        for key, value in low.items():
+            if self.num_low[key] >= self.rules.num_validations:
+                return self._stop(
+                    SUCCESS,
+                    f"{key} was below {self.rules.least_success:.0%} in {self.num_low[key]} validations one after the "
+                    f"other, {value:.2%} in the last",
+                )
+        return None
+
+    def metrics(self) -> dict[str, float]:
+        counted = {"rollout/consecutive_empty_after_filter_steps": float(self.num_empty)}
+        return counted if self.rule is None else counted | {f"early_stopped/{self.rule}": 1.0}
+
+    def explain(self) -> str:
+        """Why the run is stopped, with numbers; empty while it is not."""
+        return self._explanation
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; JSON can hold it. A run that goes on is not stopped, whatever its checkpoint was."""
+        return {
+            "num_empty": self.num_empty,
+            "first_stds": list(self.first_stds),
+            "last_stds": list(self.last_stds),
+            "num_low": dict(self.num_low),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a stored state."""
+        known = self.state().keys()
+        if state.keys() != known:
+            raise ValueError(
+                f"the early-stop state of a checkpoint has {', '.join(map(str, state)) or 'nothing'}, not "
+                f"{', '.join(known)}: it was written by another version"
+            )
+        self.num_empty = int(state["num_empty"])
+        self.first_stds, self.last_stds = list(state["first_stds"]), list(state["last_stds"])
+        self.num_low = dict(state["num_low"])
+
+    def _empty(self) -> str | None:
+        if 0 < self.rules.empty_steps <= self.num_empty:
+            return self._stop(EMPTY, f"the filter kept no group in {self.num_empty} steps one after the other")
+        return None
+
+    def _variance(self, std: float) -> str | None:
+        rules = self.rules
+        if len(self.first_stds) < rules.num_baseline:
+            self.first_stds.append(std)
+            return None
+        self.last_stds = [*self.last_stds, std][-rules.num_collapsed :]
+        baseline = fmean(self.first_stds)
+        threshold = rules.collapsed_share * baseline
+        if len(self.last_stds) < rules.num_collapsed or not all(value < threshold for value in self.last_stds):
+            return None
+        return self._stop(
+            VARIANCE,
+            f"{REWARD_STD} was below {threshold:.4g} in {rules.num_collapsed} steps one after the other, "
+            f"{std:.4g} in the last; that is {rules.collapsed_share:.0%} of {baseline:.4g}, its mean over the first "
+            f"{rules.num_baseline} steps",
+        )
+
+    def _stop(self, rule: str, explanation: str) -> str:
+        if self.rule is None:
+            self.rule, self._explanation = rule, explanation
+        return rule

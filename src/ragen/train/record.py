@@ -1,0 +1,129 @@
+"""What a run shows and stores, in one hand: the console, the run folder, W&B and TensorBoard.
+
+    with recording(config, decision) as record:
+        with record.phase("rollout", total=128):
+            record.advance(16)
+        record.step(10, metrics)
+        report = record.ended("finished", step=10)
+
+Of several workers only the first records; the others have a `Silent` one.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from ragen.config.schema import Config
+from ragen.report.console import make_console
+from ragen.report.folder import RunFolder, episode_record
+from ragen.report.html import write_report
+from ragen.report.sinks import Sink, make_sinks
+from ragen.train.resume import Decision
+from ragen.types import Group
+
+Render = Callable[[str, Any], str]  # (tag, state) -> text
+GROUP_TABLE = "group_rv_table.jsonl"
+
+
+class Silent:
+    """Shows and stores nothing."""
+
+    def phase(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def advance(self, num: int = 1) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        pass
+
+    def validation(self, step: int, metrics: dict[str, float]) -> None:
+        pass
+
+    def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None:
+        pass
+
+    def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None:
+        pass
+
+    def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None:
+        pass
+
+
+class Recorder(Silent):
+    def __init__(self, config: Config, folder: RunFolder, console: Any, sinks: Sequence[Sink]):
+        self.config, self.folder, self.console, self.sinks = config, folder, console, sinks
+        self.status = "failed"  # until something better is known
+
+    def phase(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
+        return self.console.phase(name, total)
+
+    def advance(self, num: int = 1) -> None:
+        self.console.advance(num)
+
+    def note(self, text: str) -> None:
+        self.console.note(text)
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        """On disk first: whoever reads the console can trust that it is stored."""
+        self.folder.append_metrics(step, metrics)
+        self.console.step(step, metrics)
+        for sink in self.sinks:
+            sink.log(step, metrics)
+
+    def validation(self, step: int, metrics: dict[str, float]) -> None:
+        self.console.validation(step, metrics)
+
+    def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None:
+        """Into the run folder, and where the config wants them besides, as one plain JSON line for each."""
+        self.folder.write_episodes(step, split, groups, render)
+        trainer = self.config.trainer
+        elsewhere = {"train": trainer.rollout_data_dir, "val": trainer.validation_data_dir}.get(split)
+        if elsewhere:
+            records = [episode_record(episode, step, render) for group in groups for episode in group.episodes]
+            _write_lines(Path(elsewhere) / f"{step}.jsonl", "w", records)
+
+    def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None:
+        records = [{"step": step, "group_id": group, "reward_std": std, "selected": kept} for group, std, kept in rows]
+        _write_lines(self.folder.path / GROUP_TABLE, "a", records)
+
+    def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None:
+        """The end of a run, and its report. An interrupted run is not ended: it goes on some day."""
+        self.status = status
+        if rule is not None:
+            self.console.stopped(rule, explanation)
+        if status != "interrupted":
+            self.folder.write_finished(status, step, rule, explanation)
+        report = write_report(self.folder)
+        self.console.note(f"the report again, at any time: ./ragen report {self.folder}")
+        self.console.close(report=report)
+        return report
+
+
+@contextmanager
+def recording(config: Config, decision: Decision) -> Iterator[Recorder]:
+    """The recorder of a run in a folder that this process owns."""
+    folder, total = decision.folder, config.trainer.total_training_steps
+    title = f"{config.trainer.experiment_name} · {config.model_path}"
+    first = decision.first_step - 1
+    with make_console(total, config.trainer.logger, folder.path, title=title, first_step=first) as console:
+        if decision.reason:
+            console.note(decision.reason)
+        folder.write_config(config)
+        recorder = Recorder(config, folder, console, make_sinks(config, folder, first_step=first, say=console.note))
+        try:
+            yield recorder
+        finally:
+            for sink in recorder.sinks:
+                sink.close(recorder.status)
+
+
+def _write_lines(path: Path, mode: str, records: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, mode, encoding="utf-8") as file:
+        file.writelines(f"{json.dumps(record)}\n" for record in records)

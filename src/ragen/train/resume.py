@@ -1,0 +1,234 @@
+"""Where a run writes and where it begins: at the start, where an earlier run of the same config was, or beside one.
+
+    decision = decide(config)                      # reads, changes nothing, needs no torch
+    with claimed(config) as decision:              # the same, and the folder is ours and ready to be written
+        decision.folder.write_config(config)
+        …restore(decision.checkpoint, parts), train from decision.first_step on
+
+An earlier run in the folder goes on if its stored config is equal, devices aside, and its checkpoint holds all that
+training needs. The budget may have grown, also after the run has used it up. Without any checkpoint an unfinished run
+begins again at step 0, and ends like one that was never killed. Every other run, whether finished, stopped early, saved
+without its optimizer or of another config, is left as it is, and a numbered sibling is taken: `test-2` for `test`. A
+sibling that an earlier call began goes on in the same way.
+
+With `trainer.resume_mode=resume_path` a run begins after the named checkpoint, which may be one without its optimizer;
+it goes on in that checkpoint's own folder if that run could, and else in a folder of its own.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ragen.config.schema import Config
+from ragen.config.tree import leaves
+from ragen.report.folder import Metrics, RunFolder
+from ragen.train import manifest as disk
+from ragen.typed import ConfigError, shown
+
+BUDGET = "trainer.total_training_steps"
+STOPPED = "early_stopped/"
+NO_OPTIMIZER = "was saved without its optimizer ({} holds the model only)"
+# Where and on what a run happens, and what was asked about resuming: not what it computes.
+ASIDE = (
+    "system.",
+    "ray_kwargs.",
+    "trainer.n_gpus_per_node",
+    "trainer.nnodes",
+    "trainer.default_local_dir",
+    "trainer.resume_mode",
+    "trainer.resume_from_path",
+    "trainer.total_epochs",
+    BUDGET,
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where to write, what to load, and why, in one line for the user; the reason of a plain start is empty."""
+
+    folder: RunFolder
+    checkpoint: Path | None = None
+    first_step: int = 1
+    reason: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the folder holds the steps before the first one."""
+        return self.checkpoint is not None and self.checkpoint.parent == self.folder.path
+
+    def prepare(self) -> None:
+        """Make the folder as it was when the checkpoint was written. To be called by the folder's owner."""
+        self.folder.rewind(self.first_step - 1 if self.goes_on else -1)
+
+
+@contextmanager
+def claimed(config: Config) -> Iterator[Decision]:
+    """Own the decided folder. What was decided is looked at again under ownership: a run may just have ended there."""
+    while True:
+        decision = decide(config)
+        with decision.folder.owned():
+            if _place(decide(config)) == _place(decision):
+                decision.prepare()
+                yield decision
+                return
+
+
+def _place(decision: Decision) -> tuple:
+    return decision.folder.path, decision.checkpoint, decision.first_step
+
+
+def decide(config: Config, folder: str | Path | None = None) -> Decision:
+    """The decision for a config; `folder` stands for `trainer.default_local_dir`."""
+    base = Path(config.trainer.default_local_dir if folder is None else folder)
+    origin = _named_checkpoint(config)
+    left_alone = ""
+    for candidate in _siblings(base):
+        if not _holds_run(candidate):
+            return _begin(candidate, origin, left_alone)
+        if config.trainer.resume_mode == "disable":
+            found: Decision | str = "holds a run, and trainer.resume_mode=disable"
+        else:
+            found = _go_on(config, candidate, origin)
+        if isinstance(found, Decision):
+            return found
+        left_alone = left_alone or f"{candidate} {found}: it stays as it is, and this run has a folder of its own"
+    raise AssertionError("there is always another number")
+
+
+def _begin(folder: RunFolder, origin: Path | None, why: str = "") -> Decision:
+    """A run from its first step: that after the checkpoint it was told to begin from, if any."""
+    if origin is None:
+        return Decision(folder, reason=why)
+    manifest = disk.check(origin)
+    told = f"{folder} begins after step {manifest.step} of {origin}"
+    if not manifest.is_resumable:
+        told += ", which holds no optimizer state: the optimizer begins anew"
+    return Decision(folder, origin, manifest.step + 1, f"{told}; {why}" if why else told)
+
+
+def _named_checkpoint(config: Config) -> Path | None:
+    """The checkpoint that the config names to begin from."""
+    if config.trainer.resume_mode != "resume_path":
+        return None
+    path = Path(config.trainer.resume_from_path or "")
+    try:
+        manifest = disk.check(path)
+    except disk.CheckpointError as error:
+        raise type(error)(f"trainer.resume_from_path={path}: {error}") from None
+    if "actor" not in manifest.contents:
+        raise ConfigError(f"trainer.resume_from_path={path}: this checkpoint no longer holds an actor")
+    return path
+
+
+def _siblings(base: Path) -> Iterator[RunFolder]:
+    yield RunFolder(base)
+    number = 2
+    while True:
+        yield RunFolder(base.with_name(f"{base.name}-{number}"))
+        number += 1
+
+
+def _holds_run(folder: RunFolder) -> bool:
+    """Whether there is anything to lose. A config alone is a run that failed before it began."""
+    recorded = folder.metrics_path.exists() and folder.metrics_path.stat().st_size > 0
+    return recorded or folder.finished_path.exists() or bool(disk.checkpoints(folder.path))
+
+
+# --- going on -----------------------------------------------------------------------------------------------------
+
+
+def _go_on(config: Config, folder: RunFolder, origin: Path | None) -> Decision | str:
+    """How the run in a folder goes on, or why it is left alone."""
+    stored = _stored_config(folder)
+    if difference := _difference(config, stored):
+        return difference
+    checkpoint, trouble = disk.find_latest(folder.path)
+    before, now = stored[BUDGET], config.trainer.total_training_steps
+    if ending := _ending(folder, before, has_grown=now > before, has_checkpoint=checkpoint is not None):
+        return ending
+    is_same_origin = _stored_origin(stored) == _resolved(origin)
+    if checkpoint is None:
+        return _begin_again(folder, origin, trouble) if is_same_origin else "began elsewhere and has no checkpoint"
+    if not disk.is_resumable(checkpoint):
+        return NO_OPTIMIZER.format(checkpoint.name)
+    if origin is not None and not is_same_origin and _resolved(checkpoint) != _resolved(origin):
+        return f"is at {checkpoint.name}"
+    step = disk.step_of(checkpoint)
+    notes = [f"with {now} steps in all, not {before}"] * (now > before) + [trouble] * bool(trouble)
+    reason = f"{folder} goes on after step {step}" + (f" ({'; '.join(notes)})" if notes else "")
+    return Decision(folder, checkpoint, step + 1, reason)
+
+
+def _begin_again(folder: RunFolder, origin: Path | None, trouble: str) -> Decision | str:
+    for path in disk.checkpoints(folder.path):
+        disk.check(path)  # raises, with what to do, for one that is damaged
+        return NO_OPTIMIZER.format(path.name)
+    if trouble:
+        raise disk.Damaged(
+            f"{folder} has lost its checkpoints: {trouble}. Copy them back, or start anew beside it: "
+            f"trainer.resume_mode=disable"
+        )
+    return _begin(folder, origin, f"{folder} holds this run without a checkpoint: it begins again")
+
+
+def _ending(folder: RunFolder, budget: int, has_grown: bool, has_checkpoint: bool) -> str:
+    """In words, how the run in a folder has ended; nothing if it has not, or if it has a new budget to go on with."""
+    record, metrics = folder.read_finished(), folder.read_metrics()
+    status = None if record is None else record["status"]
+    rule = (record or {}).get("rule") or _rule_in(metrics)
+    if rule or status == "early_stopped":
+        return f"was stopped early ({rule or 'no rule is recorded'})"
+    if status == "finished" and has_grown and has_checkpoint:
+        return ""
+    # With a checkpoint and no record, a run was killed after its last step: it still has its report to write.
+    is_complete = (metrics.last_step() or 0) >= budget and not has_checkpoint
+    return "is finished" if record is not None or is_complete else ""
+
+
+def _rule_in(metrics: Metrics) -> str | None:
+    names = [name for name in metrics.names() if name.startswith(STOPPED)]
+    held = [name for name in names if any(value == 1 for _, value in metrics.series(name))]
+    return held[0].removeprefix(STOPPED) if held else None
+
+
+# --- equal configs ------------------------------------------------------------------------------------------------
+
+
+def _stored_config(folder: RunFolder) -> dict[str, Any]:
+    """Flat; empty where there is none that can be read."""
+    try:
+        return leaves(folder.read_config())
+    except (ValueError, yaml.YAMLError):
+        return {}
+
+
+def _difference(config: Config, stored: Mapping[str, Any]) -> str:
+    """In words, how the stored config differs in what it computes; nothing if it does not."""
+    if not isinstance(stored.get(BUDGET), int):
+        return "holds a run without a readable config"
+    here = leaves(config)
+    keys = [key for key in {**here, **stored} if not key.startswith(ASIDE)]
+    missing = object()
+    different = [key for key in keys if stored.get(key, missing) != here.get(key, missing)]
+    if different:
+        first, more = different[0], len(different) - 1
+        there, now = (shown(tree[first]) if first in tree else "nothing" for tree in (stored, here))
+        return f"holds a run with {first}={there}, not {now}" + (f", and {more} more differences" if more else "")
+    if stored[BUDGET] > here[BUDGET]:
+        return f"holds a run with the longer budget {BUDGET}={stored[BUDGET]}, not {here[BUDGET]}"
+    return ""
+
+
+def _stored_origin(stored: Mapping[str, Any]) -> Path | None:
+    """The checkpoint that a stored run was told to begin from."""
+    if stored.get("trainer.resume_mode") != "resume_path":
+        return None
+    return _resolved(Path(stored["trainer.resume_from_path"]))
+
+
+def _resolved(path: Path | None) -> Path | None:
+    return None if path is None else path.resolve()
