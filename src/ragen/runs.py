@@ -25,7 +25,7 @@ from rich.text import Text
 
 from ragen.config.tree import leaves
 from ragen.report.console import sparkline
-from ragen.report.folder import Metrics, RunFolder, _live_owner, read_episodes
+from ragen.report.folder import Metrics, RunFolder, read_episodes
 from ragen.report.html import not_default
 from ragen.report.numbers import percent, short
 from ragen.report.statistics import Difference, Interval, paired_difference
@@ -173,7 +173,7 @@ def status_of(
 
 def _owner(folder: RunFolder) -> dict[str, Any] | None:
     try:
-        return _live_owner(folder.owner_path.read_text())
+        return folder.live_owner()
     except (OSError, ValueError, TypeError):  # none, or not one of ours
         return None
 

@@ -10,6 +10,7 @@
     metrics.jsonl                      one object a line: {"step": 1, "actor/entropy": 0.41, …}
     episodes/<split>-<step>.jsonl.gz   one episode a line, see `episode_record`
     report.html                        see `html.write_report`
+    wandb-id, tensorboard/             what `sinks` keeps here
     finished.json                      how the run ended, see `write_finished`; absent while it goes on or if killed
     .owner                             process and host that write here
 
@@ -36,6 +37,7 @@ from ragen.config.tree import to_dict
 from ragen.types import Episode, Group
 
 LOG_PROB_DIGITS = 6
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where it is there
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -105,6 +107,10 @@ class RunFolder:
                 if _owner(owner.read()) == me:
                     owner.write("")
 
+    def live_owner(self) -> dict[str, Any] | None:
+        """The process that writes here now: its `pid` and `host`."""
+        return _live_owner(self.owner_path.read_text(errors="replace")) if self.owner_path.exists() else None
+
     # --- config -------------------------------------------------------------------------------------------------
 
     def write_config(self, config: Any) -> None:
@@ -115,7 +121,7 @@ class RunFolder:
         """The stored tree; empty where there is none. `ragen.config.tree.build` makes a `Config` of it."""
         if not self.config_path.exists():
             return {}
-        tree = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
+        tree = yaml.load(self.config_path.read_text(encoding="utf-8"), _Loader)
         if not isinstance(tree, dict):
             raise ValueError(f"{self.config_path} does not hold a config tree")
         return tree
