@@ -8,12 +8,14 @@ import argparse
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ragen import __version__
-from ragen.typed import RunFailed, did_you_mean
+from ragen.typed import ConfigError, RunFailed, did_you_mean
 
 if TYPE_CHECKING:
     from ragen.config.compose import Resolved
@@ -221,7 +223,8 @@ def _train(options: argparse.Namespace) -> int:
         raise ValueError(
             "--multirun: one call is one run; `ragen sweep` will take several values, this version has none yet"
         )
-    resolved = resolve(options.words, options.config_name, _from_caller(options.config_dir))
+    options.config_dir = _from_caller(options.config_dir)
+    resolved = resolve(options.words, options.config_name, options.config_dir)
     if options.dry_run:
         print(explain(resolved), end="")
         return 0
@@ -238,9 +241,24 @@ def _train(options: argparse.Namespace) -> int:
         return launch(trainer.n_gpus_per_node, trainer.nnodes, options.arguments)
 
     from ragen.train.loop import train
-    from ragen.train.workers import report_status
+    from ragen.train.memory import OutOfMemory
 
-    return report_status(STATUSES[train(resolved.config).status])
+    try:
+        return STATUSES[train(resolved.config).status]
+    except OutOfMemory as error:
+        raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.words)}") from error
+
+
+def _command(options: argparse.Namespace, words: Sequence[str]) -> str:
+    """The command that was typed, with more words, as far as they go together with those that were typed."""
+    from ragen.config.compose import resolve
+
+    added: list[str] = []
+    for word in words:
+        with suppress(ConfigError):
+            resolve([*options.words, *added, word], options.config_name, options.config_dir)
+            added.append(word)
+    return shlex.join(["./ragen", "train", *options.arguments, *added])
 
 
 def _say_what_is_meant(resolved: "Resolved") -> None:

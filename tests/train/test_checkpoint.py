@@ -450,7 +450,7 @@ def test_what_is_kept_stays_and_one_to_look_at_is_never_the_latest(tmp_path):
     store = CheckpointStore(tmp_path)
     store.save(1, make_parts(), keep=True)
     store.save(2, make_parts())
-    store.save(3, make_parts(), contents=["model"], keep=True)
+    store.save(3, make_parts(), contents=["model"])
     assert (tmp_path / TRACKER).read_text() == "2\n" and store.latest().name == "global_step_2"
     store.save(4, make_parts())
     assert names_in(tmp_path)[:-1] == ["global_step_1", "global_step_3", "global_step_4"]
@@ -463,7 +463,7 @@ def test_what_is_kept_stays_and_one_to_look_at_is_never_the_latest(tmp_path):
 @pytest.mark.parametrize("first", ["full", "model"])
 def test_a_step_that_is_saved_in_both_ways_is_resumable_and_kept(tmp_path, first):
     store = CheckpointStore(tmp_path)
-    ways = {"full": {}, "model": {"contents": ["model"], "keep": True}}
+    ways = {"full": {}, "model": {"contents": ["model"]}}
     for way in (first, "model" if first == "full" else "full"):
         store.save(1, make_parts(), **ways[way])
     assert store.is_resumable(tmp_path / "global_step_1") and store.latest() == tmp_path / "global_step_1"
@@ -478,6 +478,18 @@ def test_a_step_is_saved_again(store):
     store.restore(store.latest(), found)
     assert everything(found) == everything(parts)
     assert names_in(store.folder) == ["global_step_1", TRACKER]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_one_that_was_being_replaced_when_the_run_was_killed(tmp_path, step):
+    store = CheckpointStore(tmp_path, keep_actor=2, keep_critic=2)
+    parts, found = make_parts(), make_parts(seed=3)
+    store.save(1, parts).rename(tmp_path / "global_step_1.replaced")
+    assert store.is_resumable(store.latest())
+    store.restore(store.latest(), found)
+    assert everything(found) == everything(parts)
+    store.save(step, make_parts(seed=4))
+    assert names_in(tmp_path) == [f"global_step_{number}" for number in range(1, step + 1)] + [TRACKER]
 
 
 def test_a_later_checkpoint_of_another_past_is_not_deleted(store):

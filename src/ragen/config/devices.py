@@ -1,10 +1,14 @@
-"""Device lists: one spelling for all of them, and which one a run gets.
+"""Device lists: one spelling for all of them, which one a run gets, and how it gets it.
 
 normal_list(" 0 , 1 "), normal_list([0, 1]), normal_list("'0,1'")    # "0,1" each
 normal_list(None), normal_list("-1")                                 # "": no device
+with visible(config.system.CUDA_VISIBLE_DEVICES):                    # these and no others
+    train()
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from ragen.typed import ConfigError, shown
@@ -53,3 +57,17 @@ def choose(devices: str, num_gpus: int, environ: Mapping[str, str]) -> tuple[str
             f"ask for {count(listed)}, or unset the variable"
         )
     return ",".join(listed.split(",")[:num_gpus]), f"environment {VARIABLE}"
+
+
+@contextmanager
+def visible(devices: str, environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Show this process, and those that it starts, these devices only. It counts from the first use of CUDA on."""
+    before = environ.get(VARIABLE)
+    environ[VARIABLE] = devices
+    try:
+        yield
+    finally:
+        if before is None:
+            environ.pop(VARIABLE, None)
+        else:
+            environ[VARIABLE] = before

@@ -13,22 +13,13 @@ Plain dataclasses: this file needs neither Hydra nor OmegaConf, and `tree.build`
 from dataclasses import dataclass, field
 from typing import Any
 
+from ragen.algo.filter import METRICS, PROB_MODES, STRATEGIES
 from ragen.env.base import Tag
 from ragen.env.registry import catalogue
 
 ESTIMATORS = ("gae", "grpo", "brpo", "arpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _KL_KINDS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "low-var-kl", "k3", "full")
 KL_TYPES = (*_KL_KINDS, *(f"{kind}+" for kind in _KL_KINDS))  # with +: the gradient of k2
-FILTER_METRICS = (
-    "reward_variance",
-    "reward_std",
-    "reward",
-    "reward_sum",
-    "entropy",
-    "entropy_variance",
-    "entropy_std",
-    "length",
-)
 
 VLLM_ONLY = "belongs to the vLLM engine; the native engine has no such setting"
 ONE_MODULE = "sampler and learner share one module, there is no second copy to place or to load"
@@ -194,13 +185,13 @@ class Rollout:
     n: int = no_effect(1, "es_manager.train.group_size is the number of samples for a level")
     val_kwargs: ValidationSampling = node(ValidationSampling)
     rollout_filter_value: float = 1.0
-    rollout_filter_strategy: str = choice("top_p", "top_p", "top_k", "top_k_abs", "min_p", "top_f")
+    rollout_filter_strategy: str = choice("top_p", *STRATEGIES)
     rollout_filter_type: str = choice("largest", "largest", "smallest")
     rollout_filter_include_zero: bool = True
-    rollout_filter_top_p_prob_mode: str = choice("linear", "linear", "softmax")
+    rollout_filter_top_p_prob_mode: str = choice("linear", *PROB_MODES)
     rollout_filter_selection_eps: float = 0.01
     rollout_filter_empty_stop_steps: int = 5  # 0 or less: never
-    rollout_filter_metric: str = choice("reward_variance", *FILTER_METRICS)
+    rollout_filter_metric: str = choice("reward_variance", *METRICS)
     gradient_analysis_num_buckets: int = 6
     gradient_analysis_bucket_mode: str = choice("quantile", "quantile", "fixed_rv")
 
@@ -363,7 +354,7 @@ class CtxManager:
 
 @dataclass
 class GenerationsToLog:
-    val: int = 20
+    val: int = no_effect(20, "the run folder and its report hold every episode of every validation")
 
 
 @dataclass

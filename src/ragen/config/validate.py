@@ -8,6 +8,7 @@ once every number is within its range. `name` turns a key of the tree into the o
 import re
 from collections.abc import Callable, Iterator
 
+from ragen.algo.filter import VALUES
 from ragen.config import derive, devices
 from ragen.config.schema import Config
 from ragen.config.tree import value_at
@@ -23,7 +24,7 @@ def validate(config: Config, name: Name = str) -> list[str]:
     check_numbers(config, name)
     checks = [environments, groups, lengths, agent, device_list, engine, adapters, resume]
     if config.rl_or_sft == "rl":
-        checks += [rollout_filter, estimator, batches, analysis]
+        checks += [rollout_filter, estimator, rewards, batches, checkpoints, analysis]
     _raise(problem for check in checks for problem in check(config, name))
     return list(notes(config)) if config.rl_or_sft == "rl" else []
 
@@ -90,7 +91,6 @@ NOT_NEGATIVE = (
     "lora.rank",
     "actor_rollout_ref.actor.entropy_coeff",
     "actor_rollout_ref.actor.kl_loss_coef",
-    "actor_rollout_ref.actor.clip_ratio_low",
     "actor_rollout_ref.actor.clip_ratio_high",
     "actor_rollout_ref.actor.optim.lr",
     "actor_rollout_ref.actor.optim.weight_decay",
@@ -108,17 +108,16 @@ NOT_NEGATIVE = (
     "actor_rollout_ref.model.lora_rank",
     "critic.model.lora_rank",
     "collapse_detection.std_eps",
-    "trainer.generations_to_log_to_wandb.val",
 )
 NOT_POSITIVE = ("es_manager.format_penalty",)
 POSITIVE = (
     "actor_rollout_ref.actor.grad_clip",
-    "actor_rollout_ref.actor.clip_ratio_c",
     "actor_rollout_ref.rollout.temperature",
     "critic.grad_clip",
     "algorithm.kl_ctrl.target_kl",
 )
 FRACTIONS = (
+    "actor_rollout_ref.actor.clip_ratio_low",
     "algorithm.gamma",
     "algorithm.lam",
     "algorithm.high_level_gamma",
@@ -150,6 +149,7 @@ RANGES = (
     (NOT_EMPTY, lambda value: value.strip() != "", "must not be empty"),
     (("trainer.n_gpus_per_node", "trainer.nnodes"), lambda value: value <= MAX_GPUS, f"is more than {MAX_GPUS}"),
     (POSITIVE, lambda value: value > 0, "must be above 0"),
+    (("actor_rollout_ref.actor.clip_ratio_c",), lambda value: value > 1, "must be above 1"),
     (FRACTIONS, lambda value: 0 <= value <= 1, "must lie between 0 and 1"),
     (SHARES, lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
 )
@@ -308,14 +308,9 @@ def engine(config: Config, name: Name) -> Problems:
 def rollout_filter(config: Config, name: Name) -> Problems:
     rollout, where = config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout.rollout_filter_value"
     value, strategy = rollout.rollout_filter_value, rollout.rollout_filter_strategy
-    if strategy in ("top_k", "top_f") and not 0 < value <= 1:
-        yield f"{where}={value:g}: {strategy} keeps a fraction of the groups, at most 1; for a count use top_k_abs"
-    if strategy == "top_k_abs" and (value < 1 or value != int(value)):
-        yield f"{where}={value:g}: top_k_abs keeps a whole number of groups, at least 1; for a fraction use top_k"
-    if strategy == "top_p" and value <= 0:
-        yield f"{where}={value:g}: top_p takes a share above 0; 1 keeps every candidate"
-    if strategy == "min_p" and not 0 <= value <= 1:
-        yield f"{where}={value:g}: min_p takes a share of the best score, between 0 and 1"
+    fits, takes = VALUES[strategy]
+    if not fits(value):
+        yield f"{where}={value:g}: {strategy} {takes}"
     spread = rollout.rollout_filter_metric in ("reward_variance", "reward_std", "entropy_variance", "entropy_std")
     if spread and not rollout.rollout_filter_include_zero and config.es_manager.train.group_size == 1:
         yield (
@@ -331,6 +326,33 @@ def estimator(config: Config, name: Name) -> Problems:
         yield f"algorithm.bi_level_gae=True needs algorithm.adv_estimator=gae, not {algorithm.adv_estimator}"
     if algorithm.bi_level_gae and not config.agent_proxy.use_turn_scores:
         yield "algorithm.bi_level_gae=True needs the reward of each turn: set agent_proxy.use_turn_scores=True"
+    for key in ("algorithm.soft_advantage_reweight", "grpo_advantage_length_weight"):
+        if value_at(config, key) and algorithm.adv_estimator != "grpo":
+            yield f"{name(key)}=True needs algorithm.adv_estimator=grpo, not {algorithm.adv_estimator}"
+
+
+def rewards(config: Config, name: Name) -> Problems:
+    """What scores are made of."""
+    proxy, algorithm = config.agent_proxy, config.algorithm
+    method = proxy.reward_normalization.method
+    if proxy.use_turn_scores and method != "identity":
+        yield (
+            f"agent_proxy.reward_normalization.method={method} compares whole episodes, and "
+            f"agent_proxy.use_turn_scores=True scores turns: choose one of them"
+        )
+    kind = algorithm.kl_penalty
+    if algorithm.use_kl_in_reward and algorithm.kl_ctrl.kl_coef != 0 and kind.removesuffix("+") == "full":
+        yield (
+            f"algorithm.kl_penalty={kind}: the reward of a token is about that token, and full is about all others "
+            f"too; choose another one, or take it into the loss with actor_rollout_ref.actor.kl_loss_type=full"
+        )
+
+
+def checkpoints(config: Config, name: Name) -> Problems:
+    for key in ("actor_rollout_ref.actor.checkpoint.save_contents", "critic.checkpoint.save_contents"):
+        contents = value_at(config, key)
+        if "model" not in contents:
+            yield f"{name(key)}={contents}: must hold model; to save nothing at all, set trainer.save_freq=-1"
 
 
 def resume(config: Config, name: Name) -> Problems:

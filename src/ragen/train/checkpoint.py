@@ -140,19 +140,19 @@ class CheckpointStore:
     def save(self, step: int, parts: Parts, contents: Sequence[str] | None = None, keep: bool = False) -> Path:
         """Write a checkpoint, let the tracker name it, then delete what is too old.
 
-        With `contents` of its own a checkpoint is one to look at: the tracker does not name it, and one of that step
-        which training can go on from is not replaced by it. With `keep` it is never deleted.
+        With `keep` it is never deleted. With `contents` of its own it is one to look at: kept, and not named by the
+        tracker; where that step was saved to go on from, it is that one which is kept, and nothing is written.
         """
         target = self.folder / disk.checkpoint_name(step)
         tracked, there = contents is None, disk.read_manifest(target) if disk.is_whole(target) else None
-        keep = keep or (there is not None and there.keep)
-        if there is not None and there.tracked and not tracked:
-            disk.write_manifest(target, replace(there, keep=keep))
-            return target
+        keep = keep or not tracked or (there is not None and there.keep)
         contents_by_part = self.contents if tracked else dict.fromkeys(self.contents, contents)
         written = _Written(step, parts, contents_by_part, keep, tracked)
         try:
-            self._write(written, target)
+            if there is not None and there.tracked and not tracked:
+                disk.write_manifest(target, replace(there, keep=True))
+            else:
+                self._write(written, target)
             if tracked:
                 disk.write_tracker(self.folder, step)
         except (OSError, SafetensorError) as error:
@@ -180,6 +180,9 @@ class CheckpointStore:
             shutil.rmtree(leftover)
         for leftover in self.folder.glob(f".{disk.TRACKER}.*.part"):
             leftover.unlink()
+        for replaced in self.folder.glob(f"global_step_*{REPLACED}"):
+            if not _name_of(replaced).exists():  # a killed run left it without its name
+                os.rename(replaced, _name_of(replaced))
         _check_space(self.folder, written.num_bytes)
         temporary = self.folder / f".{target.name}.part"
         try:
@@ -209,8 +212,7 @@ class CheckpointStore:
         """Make room. Only what is older than `step` goes: the checkpoint that the tracker names is never touched."""
         try:
             for path in self.folder.glob(f"global_step_*{REPLACED}"):
-                if disk.is_whole(path.with_name(path.name.removesuffix(REPLACED))):
-                    _delete(path)
+                _delete(path)
             for path, names in self._too_old(step).items():
                 _delete_parts(path, names)
         except OSError as error:
@@ -219,7 +221,7 @@ class CheckpointStore:
     def _too_old(self, step: int) -> dict[Path, list[str]]:
         """Which parts of which checkpoints have had their time."""
         found = [(path, disk.read_manifest(path)) for path in disk.checkpoints(self.folder) if disk.is_whole(path)]
-        counted = [(path, it) for path, it in found if it.tracked and not it.keep and it.step <= step]
+        counted = [(path, it) for path, it in found if not it.keep and it.step <= step]
         old: dict[Path, list[str]] = {}
         for name, limit in self.keep.items():
             holding = [path for path, it in counted if name in it.contents]
@@ -339,13 +341,12 @@ def _take_place(temporary: Path, target: Path) -> None:
         if replaced.exists():
             _delete(replaced)
         os.rename(target, replaced)
-    try:
-        os.rename(temporary, target)
-    except OSError:
-        if replaced.exists():
-            os.rename(replaced, target)
-        raise
+    os.rename(temporary, target)
     disk.sync_folder(target.parent)
+
+
+def _name_of(replaced: Path) -> Path:
+    return replaced.with_name(replaced.name.removesuffix(REPLACED))
 
 
 def _delete(path: Path) -> None:

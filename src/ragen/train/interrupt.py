@@ -10,6 +10,7 @@ In the middle of a step the weights belong to no step: whoever stops between ste
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -37,4 +38,5 @@ class Interrupt:
                 raise KeyboardInterrupt
             return
         self.is_set = True
-        self._note("interrupted: the step is brought to its end first; once more to stop at once")
+        with suppress(RuntimeError):  # the signal may come in the middle of a print, and prints do not nest
+            self._note("interrupted: the step is brought to its end first; once more to stop at once")

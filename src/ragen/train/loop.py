@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ragen.agent.template import ChatTemplate
 from ragen.algo.kl import KlController, kl_of_tokens, pay_kl
-from ragen.config import derive
+from ragen.config import derive, devices
 from ragen.config.schema import Config
 from ragen.engine.base import Engine, Sampling
 from ragen.engine.native.engine import NativeEngine
@@ -29,7 +29,7 @@ from ragen.model.load import LoadedModel, Source, find_model, load_model
 from ragen.rollout.batch import Sample, samples_of
 from ragen.rollout.collect import World, collect
 from ragen.rollout.summary import num_sampled, summarize
-from ragen.train import supported
+from ragen.train import memory, supported
 from ragen.train.checkpoint import CheckpointStore, Parts, part_of, restore
 from ragen.train.clock import Clock, Totals
 from ragen.train.early_stop import EarlyStop, StopRules
@@ -60,11 +60,13 @@ class Run:
 def train(config: Config) -> Run:
     """Train to the end of the budget, to a rule that stops the run, or until interrupted."""
     supported.check(config)
-    workers = Workers.join()
-    sources = find_models(config)  # before anything else is built
     with ExitStack() as stack:
-        stack.callback(workers.leave)
+        stack.enter_context(devices.visible(config.system.CUDA_VISIBLE_DEVICES))
+        workers = Workers.join()
+        stack.enter_context(workers.together())
+        sources = find_models(config)  # before anything else is built
         decision = workers.agree(stack.enter_context(claimed(config)) if workers.is_first else None)
+        stack.enter_context(memory.explained(config, workers.device, decision.folder.path))
         record = stack.enter_context(recording(config, decision)) if workers.is_first else Silent()
         with record.phase("loading"):
             trainer = Trainer(config, sources, workers, record, decision.folder.path)
@@ -113,6 +115,8 @@ class Trainer:
         self.worlds = {tag: World.make(config, tag, chat) for tag in tags}
         self.validator = Validator(config, self.worlds, workers)
         self.scorer = Scorer(workers, rollout.temperature, rollout.log_prob_micro_batch_size_per_gpu)
+        micro_batch_size = config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu
+        self.reference_scorer = Scorer(workers, rollout.temperature, micro_batch_size)
         control = config.algorithm.kl_ctrl
         self.kl_control = KlController(control.type, control.kl_coef, control.target_kl, control.horizon)
         self.stop = EarlyStop(StopRules.of(config))
@@ -150,7 +154,7 @@ class Trainer:
                 self._save(step)
             if self.stop.rule is not None:
                 return "early_stopped", step
-            if interrupted:
+            if interrupted and step < trainer.total_training_steps:
                 return "interrupted", step
         return "finished", trainer.total_training_steps
 
@@ -202,7 +206,7 @@ class Trainer:
         metrics: dict[str, float] = {}
         if self.reference is not None:
             with clock("ref"):
-                reference = self.scorer.log_probs(self.reference, samples)
+                reference = self.reference_scorer.log_probs(self.reference, samples)
             metrics["rollout/ref_log_prob"] = float(torch.cat(reference).mean())
         if self.critic is not None:
             with clock("values"):
@@ -299,12 +303,13 @@ class Trainer:
             self.totals.restore(state["totals"])
 
     def how_to_go_on(self, step: int) -> str:
-        if self.saved is not None:
-            return f"interrupted after step {step}; saved in {self.saved}: the same command goes on from there"
-        return (
-            f"interrupted after step {step}; nothing was saved, since trainer.save_freq="
-            f"{self.config.trainer.save_freq}: the same command begins again at step 1"
-        )
+        told = f"interrupted after step {step}; "
+        if self.saved is None:
+            every = self.config.trainer.save_freq
+            return f"{told}nothing was saved, since trainer.save_freq={every}: the same command begins again"
+        if not self.store.is_resumable(self.saved):
+            return f"{told}saved in {self.saved}, without the optimizer: the same command begins again, beside it"
+        return f"{told}saved in {self.saved}: the same command goes on from there"
 
 
 def train_sampling(config: Config) -> Sampling:

@@ -6,6 +6,9 @@
 
 Work is dealt out item by item and gathered in the same order, so every worker then holds the same list, makes the same
 decisions and takes the same optimizer step. Nothing but the deal depends on how many there are.
+
+`launch` starts them on this machine, as children of this process; over several nodes torchrun does. What ends one of
+them ends all, with one message and one exit status.
 """
 
 import os
@@ -13,9 +16,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,12 +28,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ragen.typed import ConfigError
+from ragen.typed import ConfigError, RunFailed
 
 T = TypeVar("T")
 
-
 CPU = torch.device("cpu")
+SHARED = "RAGEN_WORKERS"  # a folder of all workers of one launch
+MEETING, FAILED = "meeting", "failed"  # in it: how they find each other, and the rank of the first that failed
+
+
+def _collective(method: Callable[..., T]) -> Callable[..., T]:
+    """A method in which all workers take part: where one is gone, the others cannot go on."""
+
+    @wraps(method)
+    def together(self: "Workers", *given: Any) -> T:
+        try:
+            return method(self, *given)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise RunFailed(
+                f"worker {self.rank} has lost the others ({str(error).splitlines()[0]}); start the same command again"
+            ) from error
+
+    return together
 
 
 @dataclass(frozen=True)
@@ -47,12 +70,32 @@ class Workers:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, **_meeting_place())
         return cls(dist.get_rank(), dist.get_world_size(), device)
 
-    def leave(self) -> None:
-        if self.size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """For as long as they work. When one fails the others fail too: only the first raises what it was."""
+        try:
+            yield
+        except BaseException:
+            if not self._fails_first():
+                raise SystemExit(1) from None
+            raise
+        finally:
+            if self.size > 1 and dist.is_initialized():
+                dist.destroy_process_group()
+
+    def _fails_first(self) -> bool:
+        if self.size == 1 or SHARED not in os.environ:
+            return True
+        try:
+            with open(Path(os.environ[SHARED]) / FAILED, "x") as file:
+                file.write(str(self.rank))
+        except FileExistsError:
+            return False
+        return True
 
     @property
     def is_first(self) -> bool:
@@ -63,6 +106,7 @@ class Workers:
         """This worker's share."""
         return list(items[self.rank :: self.size])
 
+    @_collective
     def gather(self, mine: Sequence[T]) -> list[T]:
         """Everyone's items, in the order from which `mine` dealt them out."""
         if self.size == 1:
@@ -71,6 +115,7 @@ class Workers:
         dist.all_gather_object(shares, list(mine))
         return [share[turn] for turn in range(len(shares[0])) for share in shares if turn < len(share)]
 
+    @_collective
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by the sum over all workers. Small ones travel together."""
         if self.size == 1:
@@ -82,6 +127,7 @@ class Workers:
             for tensor, part in zip(tensors_of_type, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))
 
+    @_collective
     def agree(self, value: T) -> T:
         """The first worker's value, for everyone."""
         if self.size == 1:
@@ -92,7 +138,6 @@ class Workers:
 
 
 ALONE = Workers()
-STATUS_FILE = "RAGEN_STATUS_FILE"  # where the first worker leaves the run's exit status
 MAX_BUCKET = 1 << 26  # numbers that travel in one message
 
 
@@ -115,6 +160,11 @@ def must_launch(num_workers: int) -> bool:
     return num_workers > 1 and "RANK" not in os.environ
 
 
+ENDINGS = (0, 3, 130)  # exit statuses of a run that was not cut off: all its workers have the same
+GRACE, IMPATIENCE = 20.0, 2.0  # seconds that workers have to end: after one has failed, after a second Ctrl-C
+PAUSE = 0.05
+
+
 def launch(num_workers: int, num_nodes: int, arguments: Sequence[str]) -> int:
     """Run `ragen train` with these arguments in so many processes on this machine; returns the run's exit status."""
     if num_nodes > 1:
@@ -123,39 +173,75 @@ def launch(num_workers: int, num_nodes: int, arguments: Sequence[str]) -> int:
             f"  torchrun --nnodes {num_nodes} --nproc-per-node {num_workers} --rdzv-backend c10d "
             f"--rdzv-endpoint HOST:29500 -m ragen train {' '.join(arguments)}"
         )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_workers}"]
     environment = dict(os.environ)
     if not torch.cuda.is_available():
         # Processes with all the cores' threads each would stand in each other's way.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_workers)))
-    with tempfile.TemporaryDirectory() as folder:
-        environment[STATUS_FILE] = str(Path(folder) / "status")
-        process = subprocess.Popen([*command, "-m", "ragen", "train", *arguments], env=environment)
-        with forwarded(process):
-            failed = process.wait()
-        try:
-            return int(Path(environment[STATUS_FILE]).read_text())
-        except (OSError, ValueError):
-            return 1 if failed else 0
+    command = [sys.executable, "-m", "ragen", "train", *arguments]
+    processes: list[subprocess.Popen] = []
+    with tempfile.TemporaryDirectory() as shared, _passing_on(processes) as signals:
+        environment |= {SHARED: shared, "WORLD_SIZE": str(num_workers)}
+        for rank in map(str, range(num_workers)):
+            processes.append(subprocess.Popen(command, env=environment | {"RANK": rank, "LOCAL_RANK": rank}))
+        return _status(_wait(processes, signals), Path(shared) / FAILED, bool(signals))
 
 
-def report_status(status: int) -> int:
-    """The launcher knows only success and failure: what a run has to say besides goes through a file."""
-    path = os.environ.get(STATUS_FILE)
-    if path is None:
-        return status
-    if int(os.environ["RANK"]) == 0:
-        Path(path).write_text(str(status))
-    return 0
+def _meeting_place() -> dict[str, Any]:
+    """The workers of `launch` meet in a file, those of torchrun as it tells them."""
+    if SHARED not in os.environ:
+        return {}
+    place = f"file://{os.environ[SHARED]}/{MEETING}"
+    return {"init_method": place, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
 
 
 @contextmanager
-def forwarded(process: subprocess.Popen) -> Iterator[None]:
-    """A terminal tells the whole group of processes about Ctrl-C: this one only has to wait for the others."""
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT,)}
-    before[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM))
+def _passing_on(processes: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
+    """Pass signals on to the workers, and list them.
+
+    A terminal tells everyone about Ctrl-C, a scheduler perhaps only this process. SIGTERM is right after both: workers
+    who know already take no notice of it.
+    """
+    signals: list[int] = []
+
+    def take(number: int, frame: Any) -> None:
+        signals.append(number)
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+
+    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _wait(processes: Sequence[subprocess.Popen], signals: Sequence[int]) -> list[int | None]:
+    """The exit statuses. Who is still there long after another has failed waits for it in vain: killed, None."""
+    since: dict[float, float] = {}  # patience -> when it began
+    while True:
+        codes = [process.poll() for process in processes]
+        if None not in codes:
+            return codes
+        if not set(codes) <= {None, *ENDINGS}:
+            since.setdefault(GRACE, time.monotonic())
+        if signals.count(signal.SIGINT) > 1:
+            since.setdefault(IMPATIENCE, time.monotonic())
+        if any(time.monotonic() - begun > patience for patience, begun in since.items()):
+            for process in processes:
+                process.kill()
+                process.wait()
+            return codes
+        time.sleep(PAUSE)
+
+
+def _status(codes: Sequence[int | None], failed: Path, is_interrupted: bool) -> int:
+    """One exit status for all: that of the first which failed."""
+    if is_interrupted and any(code is None or code < 0 for code in codes):
+        print("interrupted", file=sys.stderr)
+        return 130
+    for rank, code in enumerate(codes):
+        if code is not None and code < 0:
+            print(f"worker {rank} was killed by signal {-code}", file=sys.stderr)
+    first = codes[int(failed.read_text())] if failed.exists() else max(code or 0 for code in codes)
+    return 1 if first is None or min(code or 0 for code in codes) < 0 else first

@@ -1,0 +1,166 @@
+"""Kill -9 at any moment, start again with the same command: the end is that of a run that was never killed.
+
+Bit for bit, on a CPU: weights, optimizer, metrics, episodes. The moments are drawn from a fixed seed, over the whole run
+and within each phase, so that rollouts, updates and saves are all hit.
+"""
+
+import json
+import random
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+COMMON = [
+    "train",
+    "sokoban",
+    "model_path=pocket",
+    "es_manager.train.env_groups=3",
+    "es_manager.train.group_size=4",
+    "es_manager.val.env_groups=4",
+    "agent_proxy.max_turn=2",
+    "ppo_mini_batch_size=8",
+    "trainer.test_freq=2",
+    "trainer.log_group_rv_table=True",
+]
+GRPO = [
+    "trainer.total_training_steps=5",
+    "actor_rollout_ref.actor.shuffle=True",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=2",
+]
+PPO = [
+    "trainer.total_training_steps=4",
+    "trainer.save_freq=1",
+    "algorithm.adv_estimator=gae",
+    "algorithm.use_kl_in_reward=True",
+    "algorithm.kl_ctrl.type=adaptive",
+    "algorithm.kl_ctrl.kl_coef=0.05",
+    "algorithm.kl_ctrl.horizon=100",
+]
+PHASES = ("rollout", "update", "checkpoint")
+CHANGES = ("timing_", "perf/")  # what may differ: the clock
+
+
+def run_to_its_end(nursery, words):
+    """Returns the run folder."""
+    ended = nursery.run(*words)
+    assert ended.status == 0, ended.err
+    assert "Traceback" not in ended.err
+    return Path(re.search(r"^report: (.*)/report.html$", ended.out, re.MULTILINE)[1])
+
+
+def draw(random_numbers, aim, seconds):
+    """A moment: seconds after the start, or after a phase was entered for the n-th time."""
+    if aim is None:
+        return None, 0, random_numbers.uniform(0, seconds)
+    return aim, random_numbers.randint(1, 3), random_numbers.random() * random_numbers.choice([0.01, 0.1, 0.3])
+
+
+def kill_once(nursery, words, moment):
+    """The phase in which a started run was killed, or None if it came to its end before."""
+    phase, times, delay = moment
+    child = nursery.start(*words)
+    if phase is None or child.wait_for(phase, times):
+        child.has_ended(delay)
+    found = child.kill()
+    if found is None:
+        assert child.end().status == 0, child.end().err
+    return found
+
+
+def kill_and_go_on(nursery, folder, words, num_kills, seed, aims):
+    """Run in one folder after the other until so many kills have fallen. Returns the folders and the phases hit."""
+    drawn, hit, folders = random.Random(seed), [], []
+    while len(hit) < num_kills:
+        folders.append(folder / f"killed-{len(folders)}")
+        command = [*words, f"trainer.default_local_dir={folders[-1]}"]
+        while len(hit) < num_kills:
+            started = time.monotonic()
+            found = kill_once(nursery, command, draw(drawn, aims[len(hit) % len(aims)], 3.0))
+            if found is None:
+                break
+            hit.append(found)
+            assert time.monotonic() - started < 300
+        else:
+            assert run_to_its_end(nursery, command) == folders[-1]
+    counts = Counter(hit)
+    print(f"{len(hit)} kills in {len(folders)} runs: {dict(counts)}")
+    return folders, counts
+
+
+# --- what must be equal -------------------------------------------------------------------------------------------
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def recorded(folder):
+    """Every line of the metrics, without the clock's."""
+    return [
+        {name: value for name, value in row.items() if not name.startswith(CHANGES)}
+        for row in lines(folder / "metrics.jsonl")
+    ]
+
+
+def files(folder, pattern="*"):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob(pattern) if path.is_file()}
+
+
+def checkpoint_of(folder):
+    """All that the last checkpoint holds, without the clock's."""
+    (path,) = folder.glob("global_step_*")
+    held = files(path)
+    del held["manifest.json"]  # it has the sums of the others
+    state = json.loads(held.pop("trainer_state.json"))
+    del state["totals"]
+    return path.name, held, state
+
+
+def assert_same(folder, unbroken):
+    rows = recorded(folder)
+    assert [row["step"] for row in rows] == list(range(len(rows)))  # none lost, none twice
+    assert rows == recorded(unbroken)
+    assert lines(folder / "group_rv_table.jsonl") == lines(unbroken / "group_rv_table.jsonl")
+    assert files(folder / "episodes") == files(unbroken / "episodes")
+    assert json.loads((folder / "finished.json").read_text())["status"] == "finished"
+    assert (folder / "report.html").exists()
+    assert not [*folder.rglob("*.part"), *folder.rglob("*.replaced")]
+
+
+# --- the tests ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("save_freq", "num_kills"), [(1, 18), (2, 12)])
+def test_grpo_survives(nursery, tmp_path, save_freq, num_kills):
+    words = [*COMMON, *GRPO, f"trainer.save_freq={save_freq}"]
+    unbroken = run_to_its_end(nursery, [*words, f"trainer.default_local_dir={tmp_path / 'unbroken'}"])
+    folders, counts = kill_and_go_on(nursery, tmp_path, words, num_kills, seed=save_freq, aims=(None, *PHASES))
+    assert counts.total() == num_kills and set(PHASES) <= counts.keys()
+    for folder in folders:
+        assert_same(folder, unbroken)
+        assert checkpoint_of(folder) == checkpoint_of(unbroken)
+
+
+def test_ppo_with_its_critic_and_its_kl_control_survives(nursery, tmp_path):
+    words = [*COMMON, *PPO]
+    unbroken = run_to_its_end(nursery, [*words, f"trainer.default_local_dir={tmp_path / 'unbroken'}"])
+    coefficients = [row.get("actor/reward_kl_penalty_coeff") for row in recorded(unbroken)]
+    assert len(set(coefficients[1:])) == 4  # there is something to restore
+    folders, counts = kill_and_go_on(nursery, tmp_path, words, 6, seed=3, aims=("update", "critic", "checkpoint"))
+    assert {"update", "critic", "checkpoint"} <= counts.keys()
+    for folder in folders:
+        assert_same(folder, unbroken)
+        assert checkpoint_of(folder) == checkpoint_of(unbroken)
+
+
+def test_a_run_that_saves_nothing_begins_again(nursery, tmp_path):
+    words = [*COMMON, *GRPO, "trainer.save_freq=-1", "trainer.total_training_steps=3"]
+    unbroken = run_to_its_end(nursery, [*words, f"trainer.default_local_dir={tmp_path / 'unbroken'}"])
+    folders, _ = kill_and_go_on(nursery, tmp_path, words, 5, seed=4, aims=("rollout", "update"))
+    for folder in folders:
+        assert_same(folder, unbroken)
+        assert not [*folder.glob("global_step_*"), *folder.glob("latest*")]
