@@ -169,7 +169,8 @@ def commands(folder: Path) -> list[list[str]]:
         ],
         [
             "frozenlake", *SMALL, "agent_proxy.context_window_mode=limited_multi_turn", "agent_proxy.max_turn=2",
-            f"{FILTER}metric=entropy", f"trainer.default_local_dir={folder}/windowed",
+            "actor_rollout_ref.actor.entropy_coeff=0.001", f"{FILTER}metric=entropy",
+            f"trainer.default_local_dir={folder}/windowed",
         ],
         [
             "two_armed_bandit", *SMALL, f"{FILTER}metric=length", f"{FILTER}selection_eps=100000",

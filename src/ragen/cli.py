@@ -80,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _train_parser().parse_intermixed_args(arguments[1:])
         options.arguments = arguments[1:]
         verb = _train
+    elif arguments[0] == "sweep":
+        options, verb = arguments[1:], _sweep
     else:
         options = parser.parse_args(arguments)
         verb = options.verb
@@ -120,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ragen {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     verbs.add_parser("train", help="resolve a training run and show its plan (--dry-run)", add_help=False)
+    verbs.add_parser("sweep", help="run a documented experiment: many runs, one table", add_help=False)
     play = verbs.add_parser(
         "play",
         help="play an environment in the terminal, or watch a solver play",
@@ -220,9 +223,7 @@ def _train(options: argparse.Namespace) -> int:
     from ragen.config.explain import explain
 
     if options.multirun:
-        raise ValueError(
-            "--multirun: one call is one run; `ragen sweep` will take several values, this version has none yet"
-        )
+        raise ValueError("--multirun: one call is one run; for several see `ragen sweep --help`")
     options.config_dir = _from_caller(options.config_dir)
     resolved = resolve(options.words, options.config_name, options.config_dir)
     if options.dry_run:
@@ -259,6 +260,12 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> str:
             resolve([*options.words, *added, word], options.config_name, options.config_dir)
             added.append(word)
     return shlex.join(["./ragen", "train", *options.arguments, *added])
+
+
+def _sweep(arguments: Sequence[str]) -> int:
+    from ragen.experiment.command import sweep
+
+    return sweep(arguments)
 
 
 def _say_what_is_meant(resolved: "Resolved") -> None:

@@ -12,13 +12,25 @@ from ragen.train import loop
 @pytest.mark.parametrize("before", [None, "", "4,5"])
 def test_devices_are_visible_for_as_long_as_it_takes(before):
     environ = {} if before is None else {VARIABLE: before}
-    with pytest.raises(RuntimeError), visible("2,3", environ):
+    with visible("2,3", environ):
         assert environ == {VARIABLE: "2,3"}
-        raise RuntimeError("whatever happens")
     assert environ.get(VARIABLE) == before
 
 
-@pytest.mark.parametrize(("word", "seen"), [("system.CUDA_VISIBLE_DEVICES=3", "3"), ("system.CUDA_VISIBLE_DEVICES=", "")])
+def fail():
+    raise RuntimeError("whatever happens")
+
+
+def test_they_are_taken_back_when_something_fails():
+    environ = {}
+    with pytest.raises(RuntimeError), visible("2,3", environ):
+        fail()
+    assert environ == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "seen"), [("system.CUDA_VISIBLE_DEVICES=3", "3"), ("system.CUDA_VISIBLE_DEVICES=", "")]
+)
 def test_a_run_sees_its_own_before_it_looks_for_any(monkeypatch, word, seen):
     looked = []
 

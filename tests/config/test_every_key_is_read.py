@@ -80,6 +80,22 @@ def test_other_values_are_refused(key):
         resolve([f"{key}={CHECKED_ONLY[key]}"], environ={})
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lora.rank=8"],
+        ["actor_rollout_ref.model.lora_rank=8"],
+        ["critic.model.lora_rank=8"],
+        ["trainer.gradient_analysis_mode=True"],
+        ["sokoban", "rl_or_sft=sft"],
+    ],
+)
+def test_asking_for_what_is_not_built_is_refused(words):
+    config = resolve(words, environ={}).config
+    with pytest.raises(ConfigError, match="is not built yet"):
+        supported.check(config)
+
+
 # --- the watching itself ------------------------------------------------------------------------------------------
 
 

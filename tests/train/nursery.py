@@ -56,17 +56,14 @@ class Nursery:
         print(json.dumps(request), file=self.server.stdin, flush=True)
         return json.loads(self.server.stdout.readline())
 
-    def start(self, *words, max_file_size=None, obey_permissions=False):
-        """`max_file_size` in bytes stands for a full disk. `obey_permissions`: a superuser may write anywhere."""
+    def start(self, *words, **options):
+        """Options: those of `live`."""
         self.num += 1
         log = Path(self.folder.name) / str(self.num)
         log.mkdir()
         for name in ("out", "err", "phase"):
             (log / name).touch()
-        pid = self.ask(
-            words=list(map(str, words)), log=str(log), max_file_size=max_file_size, obey_permissions=obey_permissions
-        )
-        return Child(self, pid, log)
+        return Child(self, self.ask(words=list(map(str, words)), log=str(log), **options), log)
 
     def run(self, *words, **options):
         return self.start(*words, **options).end()
@@ -146,6 +143,7 @@ def serve():
 def import_everything():
     """Also what is imported on first use. No thread may be there when a child is forked: nothing is computed."""
     from ragen import cli  # noqa: F401
+    from ragen.config.compose import resolve
     from ragen.config.schema import Optimizer
     from ragen.model.load import find_model, load_model
     from ragen.train import loop
@@ -154,22 +152,26 @@ def import_everything():
     loaded = load_model(find_model("pocket"))
     MasterAdamW(loaded.model.parameters(), Optimizer(), 1)
     loop.part_of(loaded)
+    resolve(["sokoban"], environ={})
 
 
-def live(words, log, max_file_size, obey_permissions):
+def live(words, log, environment=None, code="", max_file_size=None, obey_permissions=False):
+    """Run the command, or some code instead. Returns the exit status.
+
+    `max_file_size` in bytes stands for a full disk. `obey_permissions`: a superuser may write anywhere, until then.
+    """
     log = Path(log)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(log / name, os.O_WRONLY), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(environment or {})
     tell_phases(os.open(log / "phase", os.O_WRONLY))
     if max_file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_size, max_file_size))
     if obey_permissions:
         drop_capabilities()
-    from ragen.cli import main
-
     try:
-        status = main(words)
+        status = exec(code, {}) if code else sys.modules["ragen.cli"].main(words)
     except SystemExit as error:
         status = error.code
     except BaseException:

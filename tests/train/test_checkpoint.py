@@ -213,6 +213,10 @@ def test_any_tensors_are_read_back_by_the_library(tmp_path_factory, described):
         assert all(found[name].dtype == tensor.dtype for name, tensor in tensors.items())
         assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     assert TensorFiles([path]).shapes() == {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    header = json.loads(path.read_bytes()[8 : 8 + length])
+    assert length % 8 == 0
+    assert all(header[name]["data_offsets"][0] % tensor.itemsize == 0 for name, tensor in tensors.items())
 
 
 # --- going on -----------------------------------------------------------------------------------------------------
@@ -622,6 +626,18 @@ def test_no_flipped_bit_goes_unseen(whole_checkpoint, data):
         pass
     finally:
         file.write_bytes(good)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [('"keep": false', '"keep": true'), ('"has_state": true', '"has_state": false'), ('"optimizer"', '"optimiser"')],
+)
+def test_a_manifest_that_was_edited_is_damaged(three, was, becomes):
+    path = three.folder / "global_step_10" / "manifest.json"
+    assert was in path.read_text()
+    path.write_text(path.read_text().replace(was, becomes))
+    with pytest.raises(Damaged, match=r"manifest\.json cannot be read \(its checksum differs\)"):
+        three.restore(path.parent, make_parts())
 
 
 @pytest.fixture(scope="module")

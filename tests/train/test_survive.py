@@ -1,7 +1,7 @@
 """Kill -9 at any moment, start again with the same command: the end is that of a run that was never killed.
 
-Bit for bit, on a CPU: weights, optimizer, metrics, episodes. The moments are drawn from a fixed seed, over the whole run
-and within each phase, so that rollouts, updates and saves are all hit.
+Bit for bit, on a CPU: weights, optimizer, metrics, episodes. The moments are drawn from a fixed seed, over the whole
+run and within each phase, so that rollouts, updates and saves are all hit.
 """
 
 import json
@@ -22,7 +22,7 @@ COMMON = [
     "es_manager.val.env_groups=4",
     "agent_proxy.max_turn=2",
     "ppo_mini_batch_size=8",
-    "trainer.test_freq=2",
+    "trainer.test_freq=3",
     "trainer.log_group_rv_table=True",
 ]
 GRPO = [
@@ -32,7 +32,7 @@ GRPO = [
     "actor_rollout_ref.actor.optim.lr_warmup_steps=2",
 ]
 PPO = [
-    "trainer.total_training_steps=4",
+    "trainer.total_training_steps=3",
     "trainer.save_freq=1",
     "algorithm.adv_estimator=gae",
     "algorithm.use_kl_in_reward=True",
@@ -52,18 +52,16 @@ def run_to_its_end(nursery, words):
     return Path(re.search(r"^report: (.*)/report.html$", ended.out, re.MULTILINE)[1])
 
 
-def draw(random_numbers, aim, seconds):
-    """A moment: seconds after the start, or after a phase was entered for the n-th time."""
-    if aim is None:
-        return None, 0, random_numbers.uniform(0, seconds)
-    return aim, random_numbers.randint(1, 3), random_numbers.random() * random_numbers.choice([0.01, 0.1, 0.3])
+def unbroken_run(nursery, folder, words):
+    """Its folder, and how many seconds it took."""
+    started = time.monotonic()
+    return run_to_its_end(nursery, [*words, f"trainer.default_local_dir={folder}"]), time.monotonic() - started
 
 
-def kill_once(nursery, words, moment):
+def kill_once(nursery, words, aim, times, delay):
     """The phase in which a started run was killed, or None if it came to its end before."""
-    phase, times, delay = moment
     child = nursery.start(*words)
-    if phase is None or child.wait_for(phase, times):
+    if aim is None or child.wait_for(aim, times):
         child.has_ended(delay)
     found = child.kill()
     if found is None:
@@ -71,24 +69,31 @@ def kill_once(nursery, words, moment):
     return found
 
 
-def kill_and_go_on(nursery, folder, words, num_kills, seed, aims):
-    """Run in one folder after the other until so many kills have fallen. Returns the folders and the phases hit."""
+def kill_and_go_on(nursery, folder, words, num_kills, aims, seed, seconds=0.0):
+    """Run in one folder after the other until so many kills have fallen, and one in each phase aimed at.
+
+    The aims take turns: a phase, entered for the n-th time, or None for any moment of a run of so many seconds.
+    """
     drawn, hit, folders = random.Random(seed), [], []
-    while len(hit) < num_kills:
+
+    def is_enough():
+        assert len(hit) < 3 * num_kills, f"some phase was never hit: {Counter(hit)}"
+        return len(hit) >= num_kills and set(aims) - {None} <= set(hit)
+
+    while not is_enough():
         folders.append(folder / f"killed-{len(folders)}")
         command = [*words, f"trainer.default_local_dir={folders[-1]}"]
-        while len(hit) < num_kills:
-            started = time.monotonic()
-            found = kill_once(nursery, command, draw(drawn, aims[len(hit) % len(aims)], 3.0))
+        while not is_enough():
+            aim = aims[len(hit) % len(aims)]
+            longest = seconds if aim is None else (0.0, 0.05, 0.3)[len(hit) % 3]
+            found = kill_once(nursery, command, aim, drawn.randint(1, 3), drawn.uniform(0, longest))
             if found is None:
                 break
             hit.append(found)
-            assert time.monotonic() - started < 300
         else:
             assert run_to_its_end(nursery, command) == folders[-1]
-    counts = Counter(hit)
-    print(f"{len(hit)} kills in {len(folders)} runs: {dict(counts)}")
-    return folders, counts
+    print(f"{len(hit)} kills in {len(folders)} runs: {dict(Counter(hit))}")
+    return folders
 
 
 # --- what must be equal -------------------------------------------------------------------------------------------
@@ -137,30 +142,25 @@ def assert_same(folder, unbroken):
 @pytest.mark.parametrize(("save_freq", "num_kills"), [(1, 18), (2, 12)])
 def test_grpo_survives(nursery, tmp_path, save_freq, num_kills):
     words = [*COMMON, *GRPO, f"trainer.save_freq={save_freq}"]
-    unbroken = run_to_its_end(nursery, [*words, f"trainer.default_local_dir={tmp_path / 'unbroken'}"])
-    folders, counts = kill_and_go_on(nursery, tmp_path, words, num_kills, seed=save_freq, aims=(None, *PHASES))
-    assert counts.total() == num_kills and set(PHASES) <= counts.keys()
-    for folder in folders:
+    unbroken, seconds = unbroken_run(nursery, tmp_path / "unbroken", words)
+    for folder in kill_and_go_on(nursery, tmp_path, words, num_kills, (*PHASES, None), save_freq, seconds):
         assert_same(folder, unbroken)
         assert checkpoint_of(folder) == checkpoint_of(unbroken)
 
 
 def test_ppo_with_its_critic_and_its_kl_control_survives(nursery, tmp_path):
     words = [*COMMON, *PPO]
-    unbroken = run_to_its_end(nursery, [*words, f"trainer.default_local_dir={tmp_path / 'unbroken'}"])
+    unbroken, _ = unbroken_run(nursery, tmp_path / "unbroken", words)
     coefficients = [row.get("actor/reward_kl_penalty_coeff") for row in recorded(unbroken)]
-    assert len(set(coefficients[1:])) == 4  # there is something to restore
-    folders, counts = kill_and_go_on(nursery, tmp_path, words, 6, seed=3, aims=("update", "critic", "checkpoint"))
-    assert {"update", "critic", "checkpoint"} <= counts.keys()
-    for folder in folders:
+    assert len(set(coefficients[1:])) == 3  # there is something to restore
+    for folder in kill_and_go_on(nursery, tmp_path, words, 6, ("update", "critic", "checkpoint"), seed=3):
         assert_same(folder, unbroken)
         assert checkpoint_of(folder) == checkpoint_of(unbroken)
 
 
 def test_a_run_that_saves_nothing_begins_again(nursery, tmp_path):
-    words = [*COMMON, *GRPO, "trainer.save_freq=-1", "trainer.total_training_steps=3"]
-    unbroken = run_to_its_end(nursery, [*words, f"trainer.default_local_dir={tmp_path / 'unbroken'}"])
-    folders, _ = kill_and_go_on(nursery, tmp_path, words, 5, seed=4, aims=("rollout", "update"))
-    for folder in folders:
+    words = [*COMMON, *GRPO, "trainer.save_freq=-1", "trainer.total_training_steps=4"]
+    unbroken, _ = unbroken_run(nursery, tmp_path / "unbroken", words)
+    for folder in kill_and_go_on(nursery, tmp_path, words, 5, ("rollout", "update"), seed=4):
         assert_same(folder, unbroken)
         assert not [*folder.glob("global_step_*"), *folder.glob("latest*")]

@@ -75,6 +75,7 @@ class Plan:
     append_summary: bool = False  # False: an older summary is kept as .log.1, unless options.resume
     wandb_mode: str | None = None  # "offline", or None: as the environment says
     sync_wandb: bool = False  # one `wandb sync` of the new offline runs after each batch
+    assumed: dict[str, str] = field(default_factory=dict)  # what a dry run took for lack of earlier results
     train_environment: dict[str, str] = field(default_factory=dict)  # variables of every run besides
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ragen.config.schema import Config
 from ragen.report.console import make_console
-from ragen.report.folder import RunFolder, episode_record
+from ragen.report.folder import RunFolder, episode_record, write_whole
 from ragen.report.html import write_report
 from ragen.report.sinks import Sink, make_sinks
 from ragen.train.resume import Decision
@@ -115,12 +115,20 @@ def recording(config: Config, decision: Decision) -> Iterator[Recorder]:
         if decision.reason:
             console.note(decision.reason)
         folder.write_config(config)
+        _forget_after(first, folder.path / GROUP_TABLE)
         recorder = Recorder(config, folder, console, make_sinks(config, folder, first_step=first, say=console.note))
         try:
             yield recorder
         finally:
             for sink in recorder.sinks:
                 sink.close(recorder.status)
+
+
+def _forget_after(step: int, path: Path) -> None:
+    """What a run that goes on will write again, and half a line that a killed one left."""
+    if path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        write_whole(path, b"".join(line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] <= step))
 
 
 def _write_lines(path: Path, mode: str, records: Sequence[dict[str, Any]]) -> None:

@@ -1,0 +1,150 @@
+"""Ray, and all that is known about it: where runs are placed, watched, stopped and lost.
+
+    with connected(address=None, num_devices=2) as cluster:      # this machine, without any set-up
+        node = cluster.nodes()[0]
+        handle = cluster.start(job, (Device(node.id, 0, "cpu"),))
+        for handle in cluster.wait([handle], seconds=1.0):
+            cluster.result(handle)                               # what `child.run_child` returned, or None: it was lost
+
+A task reserves its devices and nothing else. On this machine they are resources of their own. On a cluster that others
+have started, whose resources cannot be added to, they are a share of their node: two experiments there do not take more
+of a node than it has. Its nodes must see the folder of the experiment under the same path.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from ragen.experiment import child
+from ragen.experiment.placing import Slot
+from ragen.typed import ConfigError
+
+OBJECT_STORE = 100 << 20  # bytes: nothing large travels
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # it would end watchers, not what they watch
+    "RAY_worker_niceness": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class Node(NamedTuple):
+    id: str
+    host: str
+    address: str
+    num_gpus: int
+
+
+class Cluster:
+    def __init__(self, ray: Any, is_own: bool, num_devices: int):
+        self._ray, self._is_own, self._num_devices = ray, is_own, num_devices
+        self._known: dict[str, Node] = {}
+        ray.cloudpickle.register_pickle_by_value(child)  # a node needs no ragen to watch a run
+        # Ray must not run one again by itself: it could not know where.
+        self._run = ray.remote(num_cpus=0, num_gpus=0, max_retries=0)(child.run_child)
+        self._look = ray.remote(num_cpus=0, num_gpus=0, max_retries=0)(child.gpu_names)
+
+    @property
+    def is_own(self) -> bool:
+        """Started here, for this experiment."""
+        return self._is_own
+
+    def nodes(self) -> list[Node]:
+        """Those that are alive."""
+        alive = [
+            Node(
+                node["NodeID"],
+                node["NodeManagerHostname"],
+                node["NodeManagerAddress"],
+                int(node["Resources"].get("GPU", 0)),
+            )
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+        self._known |= {node.id: node for node in alive}
+        return alive
+
+    def start(self, job: child.Job, slot: Slot) -> Any:
+        return self._on(self._run, slot[0].node, self._reserved(slot)).remote(job)
+
+    def gpu_names(self, node: Node, python: str, devices: Sequence[str]) -> list[str]:
+        """What torch on a node calls its devices."""
+        try:
+            return self._ray.get(self._on(self._look, node.id, {}).remote(python, list(devices)))
+        except self._ray.exceptions.RayError as error:
+            raise ConfigError(f"torch cannot be asked on {node.host}: {_reason(error)}") from None
+
+    def wait(self, handles: Sequence[Any], seconds: float) -> list[Any]:
+        """Those that have ended, after so many seconds at most."""
+        if not handles:
+            return []
+        return self._ray.wait(list(handles), num_returns=1, timeout=seconds)[0]
+
+    def result(self, handle: Any) -> dict[str, Any] | None:
+        """How a run ended; None if whoever watched it was lost, with its node or without."""
+        try:
+            return self._ray.get(handle)
+        except self._ray.exceptions.RayTaskError as error:
+            return {"error": _reason(error)}
+        except self._ray.exceptions.RayError:
+            return None
+
+    def stop(self, handles: Sequence[Any], at_once: bool = False) -> None:
+        """Ask runs to end; they return their results. `at_once`: kill them, and they are lost."""
+        for handle in handles:
+            self._ray.cancel(handle, force=at_once)
+
+    def _on(self, task: Any, node: str, resources: dict[str, float]) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        return task.options(resources=resources, scheduling_strategy=strategy)
+
+    def _reserved(self, slot: Slot) -> dict[str, float]:
+        if self._is_own:
+            return {_resource(device.place): 1 for device in slot}
+        node = self._known[slot[0].node]
+        share = len(slot) / max(node.num_gpus, self._num_devices)
+        return {f"node:{node.address}": int(share * 10_000) / 10_000}
+
+
+@contextmanager
+def connected(address: str | None, num_devices: int) -> Iterator[Cluster]:
+    """Ray on this machine, for so many devices; or the cluster at an address (`auto`, `host:6379`)."""
+    os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
+    import ray
+
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if address is None:
+        ray.init(
+            "local",
+            num_cpus=num_devices,
+            num_gpus=0,
+            resources={_resource(place): 1 for place in range(num_devices)},
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE,
+            **quiet,
+        )
+    else:
+        try:
+            ray.init(address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"--ray-address {address}: no Ray cluster answers there ({' '.join(str(error).split())[:200]}); "
+                "without an address, and without RAY_ADDRESS, the runs stay on this machine"
+            ) from None
+    try:
+        yield Cluster(ray, address is None, num_devices)
+    finally:
+        ray.shutdown()
+
+
+def _resource(place: int) -> str:
+    return f"ragen_device_{place}"
+
+
+def _reason(error: Exception) -> str:
+    cause = getattr(error, "cause", None) or error
+    return " ".join(str(cause).split())[:300] or type(cause).__name__

@@ -1,0 +1,474 @@
+"""From an experiment and what was asked of it to the ordered list of its runs.
+
+    expand("kl_sweep", Options(settings=(("kl", "0,0.01"),))).cells[0].name     # sokoban_kl_sweep_nofilter_0-Qwen2.5-3B
+    plans("all_kl_entropy", Options())                                          # three plans, to be run in sequence
+
+Nothing is resolved here beyond what a name needs; `check.py` resolves every run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ragen.experiment import search
+from ragen.experiment.cell import CPU, Cell, Options, Plan
+from ragen.experiment.scope import ConfigView, Scope
+from ragen.experiment.slots import cut
+from ragen.experiment.spec import OptionSpec, Spec, load
+from ragen.experiment.values import Value, label, make, number, split
+from ragen.typed import ConfigError, nearest_of
+
+SEED_STRIDE = 1_000_000  # between the training seeds of two repetitions: no level is in both
+EXPERIMENT_OWNS = {
+    "trainer.experiment_name": "the names of an experiment's runs are its own",
+    "model.experiment_name": "the names of an experiment's runs are its own",
+    "trainer.default_local_dir": "the folders of an experiment's runs are its own",
+    "model_path": "say --model",
+    "model.base_model": "say --model",
+    "trainer.total_training_steps": "say --steps",
+    "training.total_training_steps": "say --steps",
+    "trainer.n_gpus_per_node": "say --gpus-per-exp",
+    "system.n_gpus": "say --gpus-per-exp",
+    "system.CUDA_VISIBLE_DEVICES": "say --gpus",
+    "system.cuda_visible_devices": "say --gpus",
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Axes to combine, and what is fixed meanwhile."""
+
+    group: str
+    axes: dict[str, list[Value]]
+    fixed: dict[str, Value]
+    name: str
+    heading: str = ""
+
+
+def plans(name: str, options: Options) -> tuple[Plan, ...]:
+    """The plans of an experiment, to be run in this order."""
+    spec = load(name)
+    if not spec.series:
+        return (expand(name, options),)
+    parts = [(load(entry["plan"]), _with_settings(options, entry)) for entry in spec.series]
+    whole = [plan for plan in (_expand(*part) for part in parts) if plan.cells]
+    if not whole:
+        raise _no_such_run(options.only, [cell for part in parts for cell in _all_cells(*part)])
+    return tuple(whole)
+
+
+def _with_settings(options: Options, entry: Mapping[str, str]) -> Options:
+    spec = load(entry["plan"])
+    fixed = [
+        (variable, entry[option.option]) for variable, option in spec.options.items() if option.option in entry
+    ]
+    taken = [name for name, _ in options.settings if name in dict(fixed)]
+    if taken:
+        raise ConfigError(f"--{taken[0]}: this experiment goes through all of them; leave it out")
+    return replace(options, settings=(*options.settings, *fixed))
+
+
+def expand(name: str, options: Options) -> Plan:
+    """The plan of one experiment. Raises `ConfigError` for a value, a list or a set of GPUs that cannot work."""
+    spec = load(name)
+    if spec.series:
+        raise ConfigError(f"{name} is several experiments in sequence: see `plans`")
+    plan = _expand(spec, options)
+    if not plan.cells:
+        raise _no_such_run(options.only, _all_cells(spec, options))
+    return plan
+
+
+def _all_cells(spec: Spec, options: Options) -> tuple[Cell, ...]:
+    return _expand(spec, replace(options, only=())).cells
+
+
+def _expand(spec: Spec, options: Options) -> Plan:
+    _check_overrides(options.overrides)
+    settings, assumed = _settings(spec, options)
+    common = _common(spec, options, settings)
+    views = Views(spec, common, options)
+    cells, headings = [], {}
+    for grid in _grids(spec, common, settings):
+        headings[grid.group] = grid.heading
+        for values in product(*grid.axes.values()):
+            chosen = dict(zip(grid.axes, values, strict=True))
+            cells += _cells(spec, options, grid, common | grid.fixed | chosen, list(chosen), views)
+    _check_labels(cells)
+    reference = _reference(spec, cells)
+    kept = [cell for cell, _ in cells if _is_wanted(cell, options.only)]
+    options = _filled(spec, options, common, kept)
+    plan_scope = Scope(common | _fixed_values(spec, common), spec.derived, views.of(cells[0][0].start))
+    return Plan(
+        name=spec.id,
+        title=plan_scope.fill(spec.title),
+        header=_header(spec, settings, options),
+        cells=tuple(kept),
+        batches=_batches(kept, int(plan_scope.fill(spec.batch)) if spec.batch else None),
+        summary_path=Path(plan_scope.fill(spec.summary)),
+        summary_fields=(*(entry.partition("=")[0] for entry in spec.fields), *spec.timings, *(["seed"] if options.seeds else [])),
+        options=options,
+        reference=reference,
+        headings={group: heading for group, heading in headings.items() if heading},
+        append_summary=spec.always_resume == "True",
+        wandb_mode=spec.wandb_mode,
+        sync_wandb=spec.wandb_mode == "offline",
+        train_environment=dict(spec.environment),
+        assumed=assumed,
+    )
+
+
+# --- variables ----------------------------------------------------------------------------------------------------
+
+
+def _settings(spec: Spec, options: Options) -> tuple[dict[str, str], dict[str, str]]:
+    """The experiment's own options as text, with defaults; and what a search had to assume."""
+    given = dict(options.settings)
+    for name in given:
+        if name not in spec.options:
+            raise ConfigError(f"{spec.id} has no option {name!r}{nearest_of(name, spec.options)}")
+    if "model" in spec.options and options.model is not None:
+        if "model" in given:
+            raise ConfigError("--model and --models both name what to train: keep one of them")
+        given["model"] = options.model
+    for variable, option in spec.options.items():
+        if option.required and variable not in given:
+            raise ConfigError(f"{option.shown} is missing{_choices(option)}")
+    if spec.search:
+        found, assumed = search.fixed_values(spec, given, options)
+        return {**_defaults(spec), **given, **found}, assumed
+    return {**_defaults(spec), **given}, {}
+
+
+def _defaults(spec: Spec) -> dict[str, str]:
+    return {variable: option.default or "" for variable, option in spec.options.items()}
+
+
+def _choices(option: OptionSpec) -> str:
+    return f": one of {', '.join(case for case in option.cases if case != '*')}" if option.cases else ""
+
+
+def _common(spec: Spec, options: Options, settings: Mapping[str, str]) -> dict[str, Any]:
+    """The variables that are the same in every run."""
+    common: dict[str, Any] = {
+        "steps": "" if _steps(spec, options) is None else str(_steps(spec, options)),
+        "ray_num_cpus": "" if options.ray_num_cpus is None else str(options.ray_num_cpus),
+    }
+    if "model" not in spec.options:
+        common["model"] = make("model", options.model or spec.model or "", "--model")
+    searched = search.axes(spec, settings)
+    for variable, option in spec.options.items():
+        if variable not in spec.axes and variable not in searched and not option.is_list:
+            common[variable] = _value(option, settings[variable], common)
+    return common
+
+
+def _steps(spec: Spec, options: Options) -> int | None:
+    if options.steps is not None and options.steps < 1:
+        raise ConfigError(f"--steps {options.steps}: must be at least 1")
+    return options.steps if options.steps is not None else int(spec.steps) if spec.steps else None
+
+
+def _value(option: OptionSpec, text: str, known: Mapping[str, Any]) -> Value:
+    """What an option's text stands for, with the parts that its case gives it."""
+    if not text:
+        return Value("")
+    case = next((case for case in option.cases if case != "*" and case.lower() == text.lower()), None)
+    if option.cases and case is None and "*" not in option.cases:
+        raise ConfigError(f"{option.shown} {text}: unknown{_choices(option)}")
+    try:
+        value = make(option.kind, case or text, option.shown)
+    except ConfigError:
+        if case is None:
+            raise
+        value = Value(case, {"label": label(case)})
+    parts = dict(option.cases.get(case or "*", {}))
+    overrides = tuple(parts.pop("overrides", ()))
+    scope = Scope({**known, "this": value}, {}, None)
+    return replace(value, parts={**value.parts, **{k: scope.fill(v) for k, v in parts.items()}}, overrides=overrides)
+
+
+def _values(option: OptionSpec, text: str, known: Mapping[str, Any]) -> list[Value]:
+    items = split(text, option.shown)
+    items = [part for item in items for part in option.aliases.get(item, item).split(",")]
+    return [_value(option, item, known) for item in items]
+
+
+def _grids(spec: Spec, common: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Grid]:
+    lists = {
+        variable: _values(option, settings[variable] if variable in spec.options else option.default or "", common)
+        for variable, option in {**spec.options, **spec.values}.items()
+        if option.is_list and variable != "skip_statuses"
+    }
+    scalars = _fixed_values(spec, common)
+    if spec.search:
+        group, parameters = str(common["search_group"]), search.grid(spec, settings)
+        axes = {name: [_value(spec.options[name], text, common) for text in texts] for name, texts in parameters}
+        yield Grid(group, axes, scalars, spec.name)
+    elif spec.groups:
+        for group in _wanted_groups(spec, lists["groups"]):
+            entry = spec.groups[group]
+            fixed = {name: _value(spec.values[name], text, common) for name, text in entry["set"].items()}
+            axes = {name: lists[name] for name in entry["axes"]}
+            yield Grid(group, axes, scalars | fixed, entry["name"], entry["heading"])
+    else:
+        yield Grid("", {name: lists[name] for name in spec.axes}, scalars, spec.name)
+
+
+def _fixed_values(spec: Spec, common: Mapping[str, Any]) -> dict[str, Value]:
+    """The variables of `values` that are no lists."""
+    return {
+        variable: _value(option, option.default or "", common)
+        for variable, option in spec.values.items()
+        if not option.is_list
+    }
+
+
+def _wanted_groups(spec: Spec, wanted: Sequence[Value]) -> list[str]:
+    """In the experiment's order, each once."""
+    for value in wanted:
+        if value.text not in spec.groups:
+            raise ConfigError(f"--groups {value}: there is no such group; choose from {', '.join(spec.groups)}")
+    chosen = {value.text for value in wanted}
+    return [group for group in spec.groups if group in chosen]
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+def _cells(
+    spec: Spec, options: Options, grid: Grid, values: Mapping[str, Any], axes: Sequence[str], views: "Views"
+) -> list[tuple[Cell, tuple[str, ...]]]:
+    """The runs of one point, one for each seed, with the texts of their axes."""
+    texts = tuple(values[name].text for name in axes)
+    joined = "_".join(f"{name}_{text}" for name, text in zip(axes, texts, strict=True))
+    values = {**values, "axes": joined}
+    view = views.of(tuple(Scope(values, spec.derived, None).fill(word) for word in spec.start))
+    scope = Scope(values, spec.derived, view)
+    name = scope.fill(grid.name)
+    scope["name"] = name
+    point = scope.fill(spec.label)
+    found = []
+    for seed in _seeds(options):
+        end = "" if seed is None else f"-s{seed}"
+        scope = Scope({**values, "name": name + end}, spec.derived, view)
+        found.append((_cell(spec, options, grid.group, scope, point + end, seed, [values[a] for a in axes]), texts))
+    return found
+
+
+def _seeds(options: Options) -> Sequence[int | None]:
+    if options.seeds is not None and options.seeds < 1:
+        raise ConfigError(f"--seeds {options.seeds}: must be at least 1")
+    return [None] if options.seeds is None else range(options.seeds)
+
+
+def _cell(
+    spec: Spec, options: Options, group: str, scope: Scope, point: str, seed: int | None, axes: Sequence[Value]
+) -> Cell:
+    num_gpus = _num_gpus(spec, options, scope)
+    scope["num_gpus"], scope["project"] = str(num_gpus), scope.fill(spec.project)
+    scope["checkpoints"] = scope.fill(spec.checkpoints)
+    log = Path(scope.fill(spec.log))
+    fields = [(name, scope.fill(template)) for name, _, template in (entry.partition("=") for entry in spec.fields)]
+    templates = [*spec.overrides, *(word for value in axes for word in value.overrides)]
+    words = _without_followed_groups([scope.word(template) for template in templates], options.overrides)
+    return Cell(
+        name=scope["name"],
+        label=point,
+        group=group,
+        start=tuple(scope.fill(word) for word in spec.start),
+        overrides=(*words, *options.overrides, *_seed_words(seed, scope)),
+        num_gpus=num_gpus,
+        seed=seed,
+        log_path=log,
+        result_path=log.with_suffix(".result"),
+        checkpoint_dir=Path(scope["checkpoints"]),
+        wandb_project=_typed(options.overrides).get("trainer.project_name", scope["project"]),
+        fields=tuple(fields if seed is None else [*fields, ("seed", str(seed))]),
+    )
+
+
+def _num_gpus(spec: Spec, options: Options, scope: Scope) -> int:
+    if options.gpus is not None and CPU in options.gpus:
+        return 1
+    own = int(scope.fill(spec.num_gpus)) if spec.num_gpus else 1
+    return max(own, options.gpus_per_exp)
+
+
+def _seed_words(seed: int | None, scope: Scope) -> list[str]:
+    """Repetitions differ in their training levels and draws. Validation levels stay: the repetitions are paired."""
+    return [] if seed is None else [f"seed.train={scope['config'].at('seed.train') + seed * SEED_STRIDE}"]
+
+
+def _without_followed_groups(words: Sequence[str | None], overrides: Sequence[str]) -> list[str]:
+    """`n_groups` follows `env_groups` where the user changes only that."""
+    typed = _typed(overrides)
+    followed = {
+        f"es_manager.{split}.env_configs.n_groups"
+        for split in ("train", "val")
+        if f"es_manager.{split}.env_groups" in typed and f"es_manager.{split}.env_configs.n_groups" not in typed
+    }
+    return [word for word in words if word is not None and word.partition("=")[0] not in followed]
+
+
+def _typed(overrides: Sequence[str]) -> dict[str, str]:
+    pairs = (word.lstrip("+").partition("=") for word in overrides)
+    return {key: value.strip("'\"") for key, _, value in pairs}
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0]
+        if "=" not in word and not word.startswith("~"):
+            raise ConfigError(f"{word!r} after --: takes key=value")
+        if key in EXPERIMENT_OWNS:
+            raise ConfigError(f"{word} after --: {EXPERIMENT_OWNS[key]}")
+
+
+class Views:
+    """For each start, the config that its runs have in common: the words that no axis takes part in, and the user's."""
+
+    def __init__(self, spec: Spec, common: Mapping[str, Any], options: Options):
+        scope = Scope({**common, **_fixed_values(spec, common)}, {}, None)
+        words = [scope.word(template) for template in spec.overrides if _is_known(template, scope)]
+        self._words = [*_without_followed_groups(words, options.overrides), *options.overrides]
+        self._views: dict[tuple[str, ...], ConfigView] = {}
+
+    def of(self, start: tuple[str, ...]) -> ConfigView:
+        return self._views.setdefault(start, ConfigView(lambda: self._config(start)))
+
+    def _config(self, start: tuple[str, ...]) -> Any:
+        from ragen.config.compose import resolve
+
+        recipe, environment = recipe_and_environment(start)
+        return resolve([*environment, *self._words], recipe, environ={}).config
+
+
+def recipe_and_environment(start: Sequence[str]) -> tuple[str | None, list[str]]:
+    """What `resolve` takes for a start: `--config-name RECIPE`, or the name of an environment."""
+    return (start[1], []) if start[0] == "--config-name" else (None, list(start))
+
+
+def _is_known(template: str, scope: Scope) -> bool:
+    try:
+        scope.fill(template)
+    except ConfigError:
+        return False
+    return True
+
+
+# --- the whole ----------------------------------------------------------------------------------------------------
+
+
+def _check_labels(cells: Sequence[tuple[Cell, tuple[str, ...]]]) -> None:
+    """Two runs in one folder would overwrite each other."""
+    first: dict[str, tuple[str, ...]] = {}
+    for cell, texts in cells:
+        if cell.label in first:
+            both = " and ".join(", ".join(values) for values in (first[cell.label], texts))
+            raise ConfigError(f"{both} have one label, {cell.label}: their runs would share a folder; keep one of them")
+        first[cell.label] = texts
+
+
+def _is_wanted(cell: Cell, only: Sequence[str]) -> bool:
+    end = "" if cell.seed is None else f"-s{cell.seed}"
+    names = {cell.name, cell.name.removesuffix(end), cell.label, cell.label.removesuffix(end), cell.group}
+    names |= {value for _, value in cell.fields[:1]}  # the swept value as it was typed
+    return not only or bool(names & set(only))
+
+
+def _no_such_run(only: Sequence[str], cells: Sequence[Cell]) -> ConfigError:
+    near = nearest_of(only[0], [cell.label for cell in cells]) if cells else ""
+    return ConfigError(f"--only {','.join(only)}: there is no such run{near}")
+
+
+def _reference(spec: Spec, cells: Sequence[tuple[Cell, tuple[str, ...]]]) -> str | None:
+    """The label of the run whose swept value is the experiment's reference; 0 and 0.0 are the same."""
+    for cell, texts in cells:
+        if spec.reference is not None and len(texts) == 1 and _same(texts[0], spec.reference):
+            return cell.label if cell.seed is None else cell.label.removesuffix(f"-s{cell.seed}")
+    return None
+
+
+def _same(text: str, other: str) -> bool:
+    try:
+        return number(text, "") == number(other, "")
+    except ConfigError:
+        return text == other
+
+
+def _batches(cells: Sequence[Cell], size: int | None) -> tuple[tuple[int, ...], ...]:
+    """Consecutive runs of one group, at most `size` of them; without a size, all in one."""
+    if size is None:
+        return (tuple(range(len(cells))),)
+    batches: list[list[int]] = []
+    for index, cell in enumerate(cells):
+        if not batches or len(batches[-1]) == size or cells[batches[-1][0]].group != cell.group:
+            batches.append([])
+        batches[-1].append(index)
+    return tuple(map(tuple, batches))
+
+
+def _filled(spec: Spec, options: Options, common: Mapping[str, Any], cells: Sequence[Cell]) -> Options:
+    """The options with the experiment's defaults in them."""
+    sizes = {cell.num_gpus for cell in cells}
+    if options.gpus is not None:
+        _check_gpus(options, cells)
+    cooldown = float(spec.cooldown) if options.cooldown is None else options.cooldown
+    if not 0 <= cooldown < float("inf"):
+        raise ConfigError(f"--cooldown {cooldown:g}: takes seconds, 0 or more")
+    max_parallel = options.max_parallel
+    if "max_parallel" in common:
+        max_parallel = int(common["max_parallel"].text)
+    elif "parallel" in common and not common["parallel"].text:
+        max_parallel = 1
+    skip = dict(options.settings).get("skip_statuses", ",".join(options.skip_statuses))
+    skip_statuses = statuses(skip, "--skip-statuses", ("success", "early_stopped", "fail"))
+    return replace(
+        options,
+        gpus_per_exp=sizes.pop() if len(sizes) == 1 else 1,
+        steps=_steps(spec, options),
+        cooldown=cooldown,
+        model=None if "model" in spec.options else str(common["model"]),
+        resume=options.resume or spec.always_resume == "True",
+        max_parallel=max_parallel,
+        skip_statuses=skip_statuses,
+    )
+
+
+def statuses(text: str, where: str, known: Sequence[str]) -> tuple[str, ...]:
+    """A list of how runs have ended."""
+    found = split(text, where)
+    for status in found:
+        if status not in known:
+            raise ConfigError(f"{where} {status}: there is no such status; choose from {', '.join(known)}")
+    return tuple(found)
+
+
+def _check_gpus(options: Options, cells: Sequence[Cell]) -> None:
+    """Slots that are all alike are cut evenly; runs of different sizes only have to fit."""
+    if CPU in options.gpus:
+        cut(options.gpus, options.gpus_per_exp)
+        return
+    sizes = {cell.num_gpus for cell in cells}
+    if len(sizes) == 1:
+        cut(options.gpus, sizes.pop())
+    elif sizes and max(sizes) > len(options.gpus):
+        large = max(cells, key=lambda cell: cell.num_gpus)
+        raise ConfigError(
+            f"--gpus {','.join(options.gpus)}: {large.name} takes {large.num_gpus} GPUs; list more, or leave it out"
+        )
+
+
+def _header(spec: Spec, settings: Mapping[str, str], options: Options) -> tuple[str, ...]:
+    """What the experiment was told, for the head of its summary."""
+    own = [f"{option.option}={settings[variable]}" for variable, option in spec.options.items() if settings[variable]]
+    gpus = "auto" if options.gpus is None else ",".join(options.gpus)
+    steps = "derived" if options.steps is None else options.steps
+    common = [f"steps={steps}", f"gpus={gpus}", f"gpus-per-exp={options.gpus_per_exp}"]
+    common += [f"ray-num-cpus={options.ray_num_cpus}"] if "ray_num_cpus" in "".join(spec.overrides) else []
+    common += [f"seeds={options.seeds}"] if options.seeds else []
+    common += [f"overrides={' '.join(options.overrides)}"] if options.overrides else []
+    return tuple(" | ".join(part) for part in (own, common) if part)

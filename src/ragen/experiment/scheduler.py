@@ -1,0 +1,400 @@
+"""Run an expanded experiment: every cell as a child process in a slot, placed by Ray, until all have had their turn.
+
+    status = run(expand("kl_sweep", Options(gpus=("cpu", "cpu"), model="pocket", steps=3)))      # 0, 1 or 130
+
+- The next cell starts in the first slot that is free. A run that fails never stops the others.
+- How a run ended is its exit status: 0 success, 3 stopped early by a rule, anything else fail. See `results`.
+- A run whose watcher or node is lost waits for its turn again; it goes on from its checkpoint, or begins again.
+- Ctrl-C (or SIGTERM) asks every run to end after its step; a second Ctrl-C kills them. Nothing is left running, and
+  `--resume` goes on from there.
+- Cells of one batch run together, the next batch follows when all of it has ended.
+
+Exit status: 0 all cells have succeeded, 1 some have not, 130 interrupted; what cannot start raises a ConfigError.
+"""
+
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from ragen.experiment import child, slots, wandb_sync
+from ragen.experiment.cell import CPU, Cell, Plan, words
+from ragen.experiment.cluster import connected
+from ragen.experiment.fleet import Fleet
+from ragen.experiment.live import View, make_view
+from ragen.experiment.locks import held
+from ragen.experiment.placing import Slot, check_devices, check_sizes
+from ragen.experiment.results import (
+    Result,
+    SummaryLog,
+    changed_settings,
+    closing_block,
+    date,
+    judge,
+    latest_lines,
+    recorded_cells,
+    result_line,
+    run_folder,
+    status_of,
+    totals_line,
+    write_record,
+)
+from ragen.report.folder import RunFolder, write_whole
+from ragen.report.sinks import WANDB_ID
+from ragen.train.interrupt import Interrupt
+from ragen.typed import ConfigError
+
+PAUSE = 0.5  # seconds between two looks at the runs
+MOST_LOSSES = 3  # of one run; after so many it counts as failed
+OWNER_PATIENCE = 30.0  # seconds after which nothing of a lost node is alive
+COLLAPSE = "collapse_time"
+
+Command = Callable[[Cell, tuple[str, ...]], list[str]]
+
+
+def train_command(cell: Cell, devices: tuple[str, ...]) -> list[str]:
+    return [sys.executable, "-m", "ragen", "train", *cell.start, *words(cell, devices)]
+
+
+def run(plan: Plan, command: Command = train_command, grace: float = child.GRACE) -> int:
+    """Run the cells of a plan that are not done yet.
+
+    `command` makes the command of a cell on its devices; a run that is interrupted has `grace` seconds to end.
+    """
+    address = plan.options.ray_address or os.environ.get("RAY_ADDRESS") or None
+    devices = _devices(plan, address)
+    with ExitStack() as stack:
+        locks = stack.enter_context(held([cell.result_path for cell in plan.cells], plan.name))
+        log = SummaryLog(plan.summary_path)
+        done, notes = _done(plan, log)
+        todo = [cell for cell in plan.cells if cell.name not in done]
+        for cell in plan.cells:
+            if cell.name in done:
+                locks.release(cell.result_path)
+        if todo:
+            gpu_names = _gpu_names(devices) if address is None else {}
+            cluster = stack.enter_context(connected(address, max(1, len(devices))))
+            fleet = Fleet(plan, cluster, devices, gpu_names)
+            notes += _open(plan, stack, log, todo, done, fleet)
+            view = stack.enter_context(make_view(plan))
+            for cell in plan.cells:
+                if cell.name in done:
+                    view.done_before(cell, done[cell.name])
+            for note in notes:
+                view.note(note)
+            if not Sweep(plan, command, grace, log, view, fleet).run(todo):
+                return _interrupted(plan, log, view)
+        return _close(plan, log, is_written=bool(todo))
+
+
+# --- before -------------------------------------------------------------------------------------------------------
+
+
+def _devices(plan: Plan, address: str | None) -> tuple[str, ...]:
+    """The devices of each node; none where a cluster is to tell which it has."""
+    if address is not None and plan.options.gpus is None:
+        return ()
+    devices = plan.options.gpus or slots.discover()
+    slots.cut(devices, plan.options.gpus_per_exp or 1)
+    check_sizes(plan.cells, devices)
+    return devices
+
+
+def _gpu_names(devices: Sequence[str]) -> dict[str, str]:
+    """What the GPUs of this machine are called; one that torch does not find stops everything."""
+    if CPU in devices:
+        return {}
+    try:
+        names = child.gpu_names(sys.executable, devices)
+    except OSError as error:
+        raise ConfigError(f"--gpus {','.join(devices)}: torch cannot be asked about them: {error}") from None
+    check_devices(devices, names)
+    return dict(zip(devices, names, strict=True))
+
+
+def _done(plan: Plan, log: SummaryLog) -> tuple[dict[str, str], list[str]]:
+    """The cells that a resumed experiment leaves as they are, with their statuses; and what there is to say."""
+    if not plan.options.resume:
+        return {}, []
+    latest = latest_lines(plan.cells, plan.summary_fields, log.text())
+    before = recorded_cells(plan.summary_path)
+    done, notes = {}, []
+    for cell in plan.cells:
+        status = status_of(latest.get(cell.name, ""))
+        if status.partition(":")[0] not in plan.options.done_statuses:
+            continue
+        changed = changed_settings(cell, before[cell.name]) if cell.name in before else []
+        if changed:
+            notes.append(f"{cell.name} is done with other settings ({'; '.join(changed[:3])}): it runs again")
+        else:
+            done[cell.name] = status
+    return done, notes
+
+
+def _open(
+    plan: Plan, stack: ExitStack, log: SummaryLog, todo: Sequence[Cell], done: Mapping[str, str], fleet: Fleet
+) -> list[str]:
+    """Begin the summary log and the record; returns what there is to say."""
+    wants_fresh = not plan.options.resume and not plan.append_summary
+    is_alone = stack.enter_context(log.shared(wants_fresh))
+    is_fresh = wants_fresh and is_alone
+    notes = []
+    if wants_fresh and not is_alone:
+        notes.append(f"others are writing to {plan.summary_path}: it is added to")
+    if COLLAPSE in plan.summary_fields:
+        notes.append("collapse is not measured in this version: its fields are N/A")
+    word = "Resumed" if log.text() else "Started"
+    skipped = [f"Skipping: {name} (status={status})" for name, status in done.items()]
+    opening = [f"=== {plan.title} {word}: {date()} ===", *plan.header, fleet.words(), *notes, *skipped, ""]
+    log.append(["", *opening] if log.text() else opening)
+    known = {} if is_fresh else recorded_cells(plan.summary_path)
+    write_record(plan, [cell for cell in plan.cells if cell.name not in known], is_fresh)
+    return notes
+
+
+# --- after --------------------------------------------------------------------------------------------------------
+
+
+def _close(plan: Plan, log: SummaryLog, is_written: bool) -> int:
+    latest = latest_lines(plan.cells, plan.summary_fields, log.text())
+    block = closing_block(plan, latest)
+    if is_written:
+        log.append(block)
+    print("\n".join(block[1:]))
+    print(f"summary: {plan.summary_path}\nreport: ./ragen report {plan.summary_path}", flush=True)
+    statuses = {status_of(latest.get(cell.name, "")) for cell in plan.cells}
+    return 0 if statuses == {"success"} else 1
+
+
+def _interrupted(plan: Plan, log: SummaryLog, view: View) -> int:
+    latest = latest_lines(plan.cells, plan.summary_fields, log.text())
+    totals = totals_line(status_of(latest.get(cell.name, "")) for cell in plan.cells)
+    log.append(["", f"=== {plan.title} Interrupted: {date()} | {totals} ==="])
+    how = "the same command" if plan.append_summary else "the same command with --resume"
+    view.note(f"interrupted: {totals}; {how} goes on from there")
+    return 130
+
+
+# --- while it runs ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Running:
+    cell: Cell
+    slot: Slot
+    log_offset: int
+
+
+@dataclass
+class Loss:
+    """A run whose watcher was lost."""
+
+    host: str
+    at: float
+    times: int = 0
+
+
+@dataclass
+class Sweep:
+    """The cells that wait, those that run, and what is done with each that ends."""
+
+    plan: Plan
+    command: Command
+    grace: float
+    log: SummaryLog
+    view: View
+    fleet: Fleet
+    running: dict[Any, Running] = field(default_factory=dict)
+    losses: dict[str, Loss] = field(default_factory=dict)
+
+    def run(self, todo: Sequence[Cell]) -> bool:
+        """All of them, batch by batch; False if interrupted."""
+        groups = set()
+        with Interrupt(self.view.note) as interrupt:
+            for number, batch in enumerate(batches(self.plan, todo)):
+                if number and self._pauses_between_batches and not self._pause(interrupt):
+                    return False
+                heading = self.plan.headings.get(batch[0].group)
+                if heading and batch[0].group not in groups:
+                    self.log.append([heading])
+                    groups.add(batch[0].group)
+                before = wandb_sync.offline_runs()
+                if not self._run_batch(batch, interrupt):
+                    return False
+                if self.plan.sync_wandb:
+                    self._sync(batch, before)
+        return True
+
+    @property
+    def _pauses_between_batches(self) -> bool:
+        return self.plan.sync_wandb or len(self.plan.batches) > 1
+
+    @property
+    def _cooldown(self) -> float:
+        return self.plan.options.cooldown or 0.0
+
+    def _run_batch(self, batch: Sequence[Cell], interrupt: Interrupt) -> bool:
+        queue = deque(batch)
+        while queue or self.running:
+            if interrupt.is_set:
+                self._stop()
+                return False
+            for note in self.fleet.look():
+                self.view.note(note)
+            self._start(queue)
+            self._collect(queue)
+            self.view.refresh()
+        return True
+
+    def _start(self, queue: deque[Cell]) -> None:
+        """Cells in their order, for as long as there is room. One that was lost may have to wait a little."""
+        most = self.plan.options.max_parallel
+        while queue and (most is None or len(self.running) < most):
+            cell = next((cell for cell in queue if self._may_start(cell)), None)
+            slot = self.fleet.take(cell, time.monotonic()) if cell is not None else None
+            if cell is None or slot is None:
+                return
+            queue.remove(cell)
+            self._start_one(cell, slot)
+
+    def _start_one(self, cell: Cell, slot: Slot) -> None:
+        adds = self.plan.options.resume or self.plan.append_summary or cell.name in self.losses
+        try:
+            cell.log_path.parent.mkdir(parents=True, exist_ok=True)
+            cell.result_path.unlink(missing_ok=True)
+            offset = cell.log_path.stat().st_size if adds and cell.log_path.exists() else 0
+        except OSError as error:
+            self._finish(cell, Result("fail", f"{error.strerror}: {error.filename}", gpu=self.fleet.label(slot)))
+            self.fleet.pool.give_back(slot)
+            return
+        devices = tuple(device.name for device in slot)
+        command = self.command(cell, devices)
+        job = child.job(command, cell.log_path, self._environment(cell, devices), offset > 0, self.grace)
+        self.running[self.fleet.cluster.start(job, slot)] = Running(cell, slot, offset)
+        self.view.started(cell, ",".join(devices), offset)
+
+    def _environment(self, cell: Cell, devices: tuple[str, ...]) -> dict[str, str]:
+        environment = {**os.environ, **self.plan.train_environment}
+        environment.pop("RAGEN_CALLER_DIR", None)
+        if environment.get("PYTHONPATH"):
+            paths = environment["PYTHONPATH"].split(os.pathsep)
+            environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths)
+        if self.plan.wandb_mode is not None:
+            environment["WANDB_MODE"] = self.plan.wandb_mode
+        environment["CUDA_VISIBLE_DEVICES"] = "" if CPU in devices else ",".join(devices)
+        if CPU in devices:
+            environment.setdefault("OMP_NUM_THREADS", str(self.fleet.threads(cell)))
+        return environment
+
+    def _collect(self, queue: deque[Cell] | None) -> None:
+        """Take in the runs that have ended. Without a queue the experiment is ending, and nothing waits any more."""
+        for handle in self.fleet.cluster.wait(list(self.running), PAUSE) or self._nap():
+            one = self.running.pop(handle)
+            ended = self.fleet.cluster.result(handle)
+            pause = 0.0 if self._pauses_between_batches else self._cooldown
+            self.fleet.pool.give_back(one.slot, time.monotonic() + pause)
+            if ended is not None and (queue is not None or ended.get("status") in (0, 3)):
+                self._finish(one.cell, judge(one.cell, ended, self.fleet.label(one.slot), one.log_offset))
+            elif queue is None:
+                self.view.ended(one.cell, "interrupted")
+            else:
+                self._lost(one, queue)
+
+    def _nap(self) -> tuple[()]:
+        if not self.running:  # all wait for a pause to pass or for a node to come
+            time.sleep(PAUSE)
+        return ()
+
+    def _finish(self, cell: Cell, result: Result) -> None:
+        """Its line, its result file and its place in the record. A full disk is told and stops nothing."""
+        line = result_line(self.plan.summary_fields, cell, result.values())
+        lines = [line] + ([f"  error: {result.error}"] if result.error else [])
+        try:
+            self.log.append([*lines, ""] if "name" in self.plan.summary_fields else lines)
+            write_whole(cell.result_path, f"{line}\n".encode())
+            write_record(self.plan, [cell])
+        except OSError as error:
+            self.view.note(f"{error.filename or self.log.path} cannot be written ({error.strerror}): {line}")
+        self.view.ended(cell, result.status, result.error)
+
+    def _sync(self, batch: Iterable[Cell], before: set) -> None:
+        """Upload what this batch has left, not what others leave meanwhile."""
+        folders = [run_folder(cell.log_path) or cell.checkpoint_dir for cell in batch]
+        ids = {path.read_text().strip() for folder in folders if (path := folder / WANDB_ID).exists()}
+        new = {run for run in wandb_sync.offline_runs() - before if run.name.rpartition("-")[2] in ids}
+        lines = wandb_sync.sync(new)
+        self.log.append([*lines, ""])
+        for line in lines[:1]:
+            self.view.note(line)
+
+    def _pause(self, interrupt: Interrupt) -> bool:
+        """Between two batches; False if interrupted."""
+        until = time.monotonic() + self._cooldown
+        while time.monotonic() < until and not interrupt.is_set:
+            time.sleep(min(PAUSE, self._cooldown))
+            self.view.refresh()
+        return not interrupt.is_set
+
+    # --- interrupted and lost -----------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        """Let the runs end, and kill those that do not, or all if asked once more."""
+        cluster = self.fleet.cluster
+        deadline = time.monotonic() + self.grace + 10.0
+        try:
+            cluster.stop(list(self.running))
+            while self.running and time.monotonic() < deadline:
+                self._collect(None)
+                self.view.refresh()
+        except KeyboardInterrupt:
+            self.view.note("interrupted again: the runs are killed")
+        cluster.stop(list(self.running), at_once=True)
+
+    def _lost(self, one: Running, queue: deque[Cell]) -> None:
+        node = self.fleet.nodes[one.slot[0].node]
+        for note in self.fleet.update():
+            self.view.note(note)
+        loss = self.losses.setdefault(one.cell.name, Loss(node.host, 0.0))
+        loss.host, loss.at, loss.times = node.host, time.monotonic(), loss.times + 1
+        if loss.times >= MOST_LOSSES:
+            error = f"its watcher was lost {loss.times} times, the last time on {node.host}"
+            self._finish(one.cell, Result("fail", error, gpu=self.fleet.label(one.slot)))
+            return
+        self.view.waiting(one.cell)
+        self.view.note(f"{one.cell.name} was lost with its watcher on {node.host}: it waits for its turn again")
+        queue.appendleft(one.cell)
+
+    def _may_start(self, cell: Cell) -> bool:
+        """A run that was lost starts again once nothing of it is alive."""
+        loss = self.losses.get(cell.name)
+        if loss is None:
+            return True
+        folder = RunFolder(run_folder(cell.log_path) or cell.checkpoint_dir)
+        owner = folder.live_owner()
+        if owner is None:
+            return True
+        if time.monotonic() - loss.at < OWNER_PATIENCE:
+            return False
+        if owner["host"] == loss.host != socket.gethostname():
+            folder.owner_path.write_text("")  # its node is gone, and nobody else can know
+        return True
+
+
+def batches(plan: Plan, todo: Sequence[Cell]) -> list[list[Cell]]:
+    """The cells that are still to run, in batches as large as the planned ones that never span groups."""
+    if not todo:
+        return []
+    most = max(len(batch) for batch in plan.batches)
+    planned = {index: number for number, batch in enumerate(plan.batches) for index in batch}
+    keys = {cell.name: (planned[index], cell.group) for index, cell in enumerate(plan.cells)}
+    found: list[list[Cell]] = []
+    for cell in sorted(todo, key=lambda cell: keys[cell.name][0]):
+        if not found or len(found[-1]) == most or found[-1][-1].group != cell.group:
+            found.append([])
+        found[-1].append(cell)
+    return found

@@ -1,0 +1,83 @@
+"""Commands in the documents can be pasted: what is to be trained resolves, and every other command is understood."""
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ragen.cli import _parser, _train_parser
+from ragen.config.compose import resolve
+from ragen.report.folder import RunFolder
+from ragen.train import loop
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
+TRAIN = (["bash", "train.sh"], ["python", "train.py"], ["./ragen", "train"])
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> list[list[str]]:
+    lines = [line for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def trained(words: list[str]) -> list[str] | None:
+    """What follows a training command."""
+    return next((words[2:] for start in TRAIN if words[:2] == start), None)
+
+
+ALL = [(page, words) for page in PAGES for words in commands(page)]
+TRAINED = [(page, rest) for page, words in ALL if (rest := trained(words)) is not None]
+OTHERS = [(page, words[1:]) for page, words in ALL if words[0] == "./ragen" and trained(words) is None]
+
+
+@pytest.mark.parametrize(("page", "words"), TRAINED, ids=[f"{page}: {' '.join(words)}" for page, words in TRAINED])
+def test_what_is_trained_resolves(page, words, monkeypatch):
+    monkeypatch.setattr("ragen.config.default_model.has_gpu", lambda: False)
+    if words == ["--help"]:
+        return
+    options = _train_parser().parse_intermixed_args(words)
+    resolve(options.words, options.config_name, options.config_dir, environ={})
+
+
+@pytest.mark.parametrize(("page", "words"), OTHERS, ids=[f"{page}: {' '.join(words)}" for page, words in OTHERS])
+def test_other_commands_are_understood(page, words):
+    _parser().parse_args(words)
+
+
+def test_commands_were_found_at_all():
+    assert {"README.md", "docs/quickstart.md", "docs/coming-from-verl.md"} <= {page for page, _ in TRAINED}
+    assert ["runs"] in [words for _, words in OTHERS]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert ((ROOT / page).parent / link).exists(), link
+
+
+def test_the_python_of_the_quickstart_runs(monkeypatch, tmp_path, capsys):
+    """As it stands, on a smaller scale."""
+    monkeypatch.setattr("ragen.config.default_model.has_gpu", lambda: False)
+    whole = loop.train
+
+    def small(config):
+        config.trainer = replace(config.trainer, total_training_steps=1, default_local_dir=str(tmp_path / "run"))
+        for envs, size in ((config.es_manager.train, 4), (config.es_manager.val, 1)):
+            envs.env_groups, envs.group_size, envs.env_configs.n_groups = 1, size, [1]
+        return whole(config)
+
+    monkeypatch.setattr(loop, "train", small)
+    names = {}
+    for block in blocks("docs/quickstart.md", "python"):
+        exec(block, names)
+    assert names["run"].status == "finished"
+    assert len(names["metrics"].series("val-env/SimpleSokoban/success")) == 2
+    assert f"finished 1 {RunFolder(tmp_path / 'run')}" in capsys.readouterr().out
