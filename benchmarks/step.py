@@ -333,6 +333,8 @@ def check_same_step(loaded: LoadedModel, workload: Workload, first: dict[str, An
     old_log_probs = Scorer(ALONE, 1.0, workload.size).log_probs(fresh.model, samples)
     norm = Ours(fresh, workload).train(groups, samples, old_log_probs)
     theirs = first["gradient_norm"]
+    if theirs == 0:
+        raise SystemExit("nothing to compare: all members of a group have the same reward; give --reply a higher value")
     if not math.isclose(norm, theirs, rel_tol=NORM_TOLERANCE):
         raise SystemExit(
             f"not the same step: the gradient norm of the peer's batch is {theirs:.6g}, by ours {norm:.6g}"

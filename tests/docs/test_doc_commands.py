@@ -37,9 +37,10 @@ TRAINED = [(page, rest) for page, words in ALL if (rest := trained(words)) is no
 OTHERS = [(page, words[1:]) for page, words in ALL if words[0] == "./ragen" and trained(words) is None]
 
 
+@pytest.mark.parametrize("has_gpu", [False, True], ids=["CPU", "GPU"])
 @pytest.mark.parametrize(("page", "words"), TRAINED, ids=[f"{page}: {' '.join(words)}" for page, words in TRAINED])
-def test_what_is_trained_resolves(page, words, monkeypatch):
-    monkeypatch.setattr("ragen.config.default_model.has_gpu", lambda: False)
+def test_what_is_trained_resolves(page, words, has_gpu, monkeypatch):
+    monkeypatch.setattr("ragen.config.default_model.has_gpu", lambda: has_gpu)
     if words == ["--help"]:
         return
     options = _train_parser().parse_intermixed_args(words)

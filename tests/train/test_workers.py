@@ -38,13 +38,8 @@ WORDS = [
     "trainer.total_training_steps=5",
     "trainer.save_freq=5",
 ]
-# One action is not enough for any of these levels: the fifth validation ends the run.
-STOPPED = [
-    "trainer.test_freq=1",
-    "trainer.val_before_train=False",
-    "agent_proxy.max_actions_per_turn=1",
-    "seed.val=200",
-]
+# Four actions are not enough for any of these levels, so that the fifth validation ends the run.
+STOPPED = ["trainer.test_freq=1", "trainer.val_before_train=False", "seed.val=102"]
 PPO = [
     "trainer.test_freq=5",
     "algorithm.adv_estimator=gae",
@@ -275,5 +270,5 @@ def test_a_second_interrupt_ends_those_who_do_not_listen(ranks, tmp_path, capfd)
 
 
 def test_several_nodes_are_left_to_torchrun():
-    with pytest.raises(ConfigError, match="torchrun --nnodes 2 --nproc-per-node 4 .* -m ragen train sokoban"):
+    with pytest.raises(ConfigError, match=r"torchrun --nnodes 2 --nproc-per-node 4 .* -m ragen train sokoban"):
         launch(4, 2, ["sokoban"])

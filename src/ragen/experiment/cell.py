@@ -70,12 +70,14 @@ class Plan:
     summary_path: Path
     summary_fields: tuple[str, ...]  # order of a summary line; the value of `name` stands bare, without `name=`
     options: Options  # with the defaults of the experiment filled in
+    source: str = ""  # what `expand` was asked for: a name or a file
     reference: str | None = None  # label of the cell that the others are compared with, without -s<k>
     headings: dict[str, str] = field(default_factory=dict)  # group -> its line in the summary log
     append_summary: bool = False  # False: an older summary is kept as .log.1, unless options.resume
     wandb_mode: str | None = None  # "offline", or None: as the environment says
     sync_wandb: bool = False  # one `wandb sync` of the new offline runs after each batch
     assumed: dict[str, str] = field(default_factory=dict)  # what a dry run took for lack of earlier results
+    built_on: dict[tuple[str, ...], dict[str, str]] = field(default_factory=dict)  # start -> config values in its names
     train_environment: dict[str, str] = field(default_factory=dict)  # variables of every run besides
 
 

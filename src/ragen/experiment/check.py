@@ -1,18 +1,18 @@
 """Every run of a plan, resolved before the first one starts.
 
     notes = check(plan)                    # ConfigError for a value that cannot work, naming the run
-    check(plan, can_train=True)            # also for what this version cannot train
+    check(plan, dry_run=True)              # each value in one run at least, and what cannot be trained yet is let pass
 
 Runs that would be equal but for names, folders, devices and W&B: an error where the experiment itself makes them equal,
 a note where the user's overrides do. Repetitions differ in their seed only, so that the first of each stands for all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ragen.experiment.cell import CPU, Cell, Plan, words
-from ragen.experiment.plan import recipe_and_environment
+from ragen.experiment.plan import expand, recipe_and_environment
 from ragen.typed import ConfigError
 
 IDENTITY = (
@@ -24,21 +24,42 @@ IDENTITY = (
     "system.CUDA_VISIBLE_DEVICES",
     "ray_kwargs.ray_init.num_cpus",
 )
+NAMING = (*IDENTITY, "model.experiment_name")
 
 
-def check(plan: Plan, can_train: bool = False) -> list[str]:
+def check(plan: Plan, dry_run: bool = False) -> list[str]:
     """Raise `ConfigError` if a run cannot work. Returns what is allowed and probably not meant."""
     on_cpu = plan.options.gpus is not None and CPU in plan.options.gpus
     notes: dict[str, None] = {}
     same: dict[tuple, list[Cell]] = {}
-    for cell in (cell for cell in plan.cells if not cell.seed):
-        resolved = _resolved(cell, on_cpu)
-        if can_train:
-            _check_supported(cell, resolved.config)
+    for cells in _to_resolve(plan, all_of_them=not dry_run):
+        resolved = _resolved(cells[0], on_cpu)
+        if not dry_run:
+            _check_supported(cells[0], resolved.config)
+        _check_names(cells[0], resolved.config, plan.built_on.get(cells[0].start, {}))
         notes |= dict.fromkeys(resolved.notes)
-        same.setdefault(_essence(resolved.config), []).append(cell)
+        same.setdefault(_essence(resolved.config), []).extend(cells)
     equal = [cells for cells in same.values() if len(cells) > 1]
     return [*notes, *(_about_equal(cells, plan, on_cpu) for cells in equal)]
+
+
+def _to_resolve(plan: Plan, all_of_them: bool) -> list[list[Cell]]:
+    """Runs to resolve, each with those of exactly the same words. If not all, those with a word that is new."""
+    alike: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in (cell for cell in plan.cells if not cell.seed):
+        alike.setdefault(_telling(cell), []).append(cell)
+    seen: set[str] = set()
+    chosen = []
+    for telling, cells in alike.items():
+        if all_of_them or len(cells) > 1 or not seen.issuperset(telling):
+            chosen.append(cells)
+        seen.update(telling)
+    return chosen
+
+
+def _telling(cell: Cell) -> tuple[str, ...]:
+    """The words that make a run what it is."""
+    return (*cell.start, *(word for word in cell.overrides if word.partition("=")[0] not in NAMING))
 
 
 def _resolved(cell: Cell, on_cpu: bool) -> Any:
@@ -53,6 +74,17 @@ def _resolved(cell: Cell, on_cpu: bool) -> Any:
     folder = resolved.config.trainer.default_local_dir
     assert folder == str(cell.checkpoint_dir), f"{cell.name} writes to {folder}, not to {cell.checkpoint_dir}"
     return resolved
+
+
+def _check_names(cell: Cell, config: Any, built_on: Mapping[str, str]) -> None:
+    """Names and counts were made before the config was resolved: a key that was set by another name shows here."""
+    from ragen.config.tree import value_at
+
+    for key, text in built_on.items():
+        if str(value_at(config, key)) != text:
+            raise ConfigError(
+                f"{cell.name} counts on {key}={text}, and its config has {value_at(config, key)}: write it as {key}=…"
+            )
 
 
 def _check_supported(cell: Cell, config: Any) -> None:
@@ -74,11 +106,17 @@ def _essence(config: Any) -> tuple:
 
 def _about_equal(cells: Sequence[Cell], plan: Plan, on_cpu: bool) -> str:
     names = ", ".join(cell.name for cell in cells)
-    bare = [replace(cell, overrides=_without(cell.overrides, plan.options.overrides)) for cell in cells]
-    if len({_essence(_resolved(cell, on_cpu).config) for cell in bare}) < len(bare):
+    plain = _without_overrides(cells, plan)
+    if len({_essence(_resolved(cell, on_cpu).config) for cell in plain}) < len(plain):
         raise ConfigError(f"{names} would be the same run under several names: keep one of them")
     return f"{names} are the same run under several names: {' '.join(plan.options.overrides)} makes them equal"
 
 
-def _without(overrides: Sequence[str], typed: Sequence[str]) -> tuple[str, ...]:
-    return tuple(word for word in overrides if word not in typed)
+def _without_overrides(cells: Sequence[Cell], plan: Plan) -> list[Cell]:
+    """The same points of the experiment as they are without what the user typed after --."""
+    if not plan.options.overrides:
+        return list(cells)
+    everything = replace(plan.options, only=())
+    points = [cell.name for cell in expand(plan.source, everything).cells]
+    plain = expand(plan.source, replace(everything, overrides=())).cells
+    return [plain[points.index(cell.name)] for cell in cells]

@@ -43,7 +43,7 @@ def sweep(arguments: Sequence[str]) -> int:
     options = read_options(load(name), list(arguments[1:]))
     whole = plans(name, options)
     for plan in whole:
-        _say(plan, check(plan, can_train=not options.dry_run))
+        _say(plan, check(plan, options.dry_run))
     if not options.dry_run:
         return start(whole)
     for plan in whole:
@@ -63,7 +63,7 @@ def start(whole: Sequence[Plan]) -> int:
         if ended not in (0, 1):  # could not be started, or was interrupted
             return ended
         status = max(status, ended)
-        if load(plan.name).search:
+        if load(plan.source).search:
             print(search.carry(plan))
     return status
 

@@ -171,7 +171,7 @@ class Lines(View):
             self.note(f"  error: {error}")
 
     def _count(self) -> str:
-        done = sum(row.status not in ("waiting", "running") for row in self.rows.values())
+        done = sum(row.status not in ("waiting", "running", "interrupted") for row in self.rows.values())
         return f"[{done}/{len(self.rows)}]"
 
 

@@ -17,7 +17,7 @@ from ragen.experiment.cell import CPU, Cell, Options, Plan
 from ragen.experiment.scope import ConfigView, Scope
 from ragen.experiment.slots import cut
 from ragen.experiment.spec import OptionSpec, Spec, load
-from ragen.experiment.values import Value, label, make, number, split
+from ragen.experiment.values import KINDS, Value, label, make, number, split
 from ragen.typed import ConfigError, nearest_of
 
 SEED_STRIDE = 1_000_000  # between the training seeds of two repetitions: no level is in both
@@ -61,9 +61,7 @@ def plans(name: str, options: Options) -> tuple[Plan, ...]:
 
 def _with_settings(options: Options, entry: Mapping[str, str]) -> Options:
     spec = load(entry["plan"])
-    fixed = [
-        (variable, entry[option.option]) for variable, option in spec.options.items() if option.option in entry
-    ]
+    fixed = [(variable, entry[option.option]) for variable, option in spec.options.items() if option.option in entry]
     taken = [name for name, _ in options.settings if name in dict(fixed)]
     if taken:
         raise ConfigError(f"--{taken[0]}: this experiment goes through all of them; leave it out")
@@ -108,8 +106,13 @@ def _expand(spec: Spec, options: Options) -> Plan:
         cells=tuple(kept),
         batches=_batches(kept, int(plan_scope.fill(spec.batch)) if spec.batch else None),
         summary_path=Path(plan_scope.fill(spec.summary)),
-        summary_fields=(*(entry.partition("=")[0] for entry in spec.fields), *spec.timings, *(["seed"] if options.seeds else [])),
+        summary_fields=(
+            *(entry.partition("=")[0] for entry in spec.fields),
+            *spec.timings,
+            *(["seed"] if options.seeds else []),
+        ),
         options=options,
+        source=spec.source,
         reference=reference,
         headings={group: heading for group, heading in headings.items() if heading},
         append_summary=spec.always_resume == "True",
@@ -117,6 +120,7 @@ def _expand(spec: Spec, options: Options) -> Plan:
         sync_wandb=spec.wandb_mode == "offline",
         train_environment=dict(spec.environment),
         assumed=assumed,
+        built_on=views.read(),
     )
 
 
@@ -299,7 +303,10 @@ def _num_gpus(spec: Spec, options: Options, scope: Scope) -> int:
 
 def _seed_words(seed: int | None, scope: Scope) -> list[str]:
     """Repetitions differ in their training levels and draws. Validation levels stay: the repetitions are paired."""
-    return [] if seed is None else [f"seed.train={scope['config'].at('seed.train') + seed * SEED_STRIDE}"]
+    if seed is None:
+        return []
+    first, _ = KINDS["whole"](f"{scope['config']:seed.train}", "seed.train")
+    return [f"seed.train={int(first) + seed * SEED_STRIDE}"]
 
 
 def _without_followed_groups(words: Sequence[str | None], overrides: Sequence[str]) -> list[str]:
@@ -328,22 +335,27 @@ def _check_overrides(overrides: Sequence[str]) -> None:
 
 
 class Views:
-    """For each start, the config that its runs have in common: the words that no axis takes part in, and the user's."""
+    """For each start, what its runs have in common: the words that no axis takes part in, and the user's."""
 
     def __init__(self, spec: Spec, common: Mapping[str, Any], options: Options):
         scope = Scope({**common, **_fixed_values(spec, common)}, {}, None)
         words = [scope.word(template) for template in spec.overrides if _is_known(template, scope)]
-        self._words = [*_without_followed_groups(words, options.overrides), *options.overrides]
+        self._typed = _typed([*(word for word in words if word), *options.overrides])
         self._views: dict[tuple[str, ...], ConfigView] = {}
 
     def of(self, start: tuple[str, ...]) -> ConfigView:
-        return self._views.setdefault(start, ConfigView(lambda: self._config(start)))
+        return self._views.setdefault(start, ConfigView(self._typed, lambda: self._config(start)))
 
-    def _config(self, start: tuple[str, ...]) -> Any:
+    def read(self) -> dict[tuple[str, ...], dict[str, str]]:
+        """What was looked up, by start."""
+        return {start: view.read for start, view in self._views.items() if view.read}
+
+    @staticmethod
+    def _config(start: tuple[str, ...]) -> Any:
         from ragen.config.compose import resolve
 
         recipe, environment = recipe_and_environment(start)
-        return resolve([*environment, *self._words], recipe, environ={}).config
+        return resolve(environment, recipe, environ={}).config
 
 
 def recipe_and_environment(start: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -211,20 +211,24 @@ class Sweep:
     fleet: Fleet
     running: dict[Any, Running] = field(default_factory=dict)
     losses: dict[str, Loss] = field(default_factory=dict)
+    interrupt: Interrupt = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.interrupt = Interrupt(self.view.note)
 
     def run(self, todo: Sequence[Cell]) -> bool:
         """All of them, batch by batch; False if interrupted."""
         groups = set()
-        with Interrupt(self.view.note) as interrupt:
+        with self.interrupt:
             for number, batch in enumerate(batches(self.plan, todo)):
-                if number and self._pauses_between_batches and not self._pause(interrupt):
+                if number and self._pauses_between_batches and not self._pause():
                     return False
                 heading = self.plan.headings.get(batch[0].group)
                 if heading and batch[0].group not in groups:
                     self.log.append([heading])
                     groups.add(batch[0].group)
                 before = wandb_sync.offline_runs()
-                if not self._run_batch(batch, interrupt):
+                if not self._run_batch(batch):
                     return False
                 if self.plan.sync_wandb:
                     self._sync(batch, before)
@@ -238,11 +242,11 @@ class Sweep:
     def _cooldown(self) -> float:
         return self.plan.options.cooldown or 0.0
 
-    def _run_batch(self, batch: Sequence[Cell], interrupt: Interrupt) -> bool:
+    def _run_batch(self, batch: Sequence[Cell]) -> bool:
         queue = deque(batch)
         while queue or self.running:
-            if interrupt.is_set:
-                self._stop()
+            if self.interrupt.is_set:
+                self._stop(queue)
                 return False
             for note in self.fleet.look():
                 self.view.note(note)
@@ -291,19 +295,19 @@ class Sweep:
             environment.setdefault("OMP_NUM_THREADS", str(self.fleet.threads(cell)))
         return environment
 
-    def _collect(self, queue: deque[Cell] | None) -> None:
-        """Take in the runs that have ended. Without a queue the experiment is ending, and nothing waits any more."""
+    def _collect(self, queue: deque[Cell]) -> None:
+        """Take in the runs that have ended. Once interrupted, only those count that had come to their own end."""
         for handle in self.fleet.cluster.wait(list(self.running), PAUSE) or self._nap():
             one = self.running.pop(handle)
             ended = self.fleet.cluster.result(handle)
             pause = 0.0 if self._pauses_between_batches else self._cooldown
             self.fleet.pool.give_back(one.slot, time.monotonic() + pause)
-            if ended is not None and (queue is not None or ended.get("status") in (0, 3)):
-                self._finish(one.cell, judge(one.cell, ended, self.fleet.label(one.slot), one.log_offset))
-            elif queue is None:
+            if self.interrupt.is_set and (ended is None or ended.get("status") not in (0, 3)):
                 self.view.ended(one.cell, "interrupted")
-            else:
+            elif ended is None:
                 self._lost(one, queue)
+            else:
+                self._finish(one.cell, judge(one.cell, ended, self.fleet.label(one.slot), one.log_offset))
 
     def _nap(self) -> tuple[()]:
         if not self.running:  # all wait for a pause to pass or for a node to come
@@ -332,24 +336,24 @@ class Sweep:
         for line in lines[:1]:
             self.view.note(line)
 
-    def _pause(self, interrupt: Interrupt) -> bool:
+    def _pause(self) -> bool:
         """Between two batches; False if interrupted."""
         until = time.monotonic() + self._cooldown
-        while time.monotonic() < until and not interrupt.is_set:
+        while time.monotonic() < until and not self.interrupt.is_set:
             time.sleep(min(PAUSE, self._cooldown))
             self.view.refresh()
-        return not interrupt.is_set
+        return not self.interrupt.is_set
 
     # --- interrupted and lost -----------------------------------------------------------------------------------
 
-    def _stop(self) -> None:
+    def _stop(self, queue: deque[Cell]) -> None:
         """Let the runs end, and kill those that do not, or all if asked once more."""
         cluster = self.fleet.cluster
         deadline = time.monotonic() + self.grace + 10.0
         try:
             cluster.stop(list(self.running))
             while self.running and time.monotonic() < deadline:
-                self._collect(None)
+                self._collect(queue)
                 self.view.refresh()
         except KeyboardInterrupt:
             self.view.note("interrupted again: the runs are killed")

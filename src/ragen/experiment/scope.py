@@ -13,6 +13,8 @@ from decimal import Decimal
 from math import prod
 from typing import Any
 
+import yaml
+
 from ragen.experiment.values import Value, number
 from ragen.typed import ConfigError, nearest_of
 
@@ -20,10 +22,15 @@ PLAIN = re.compile(r"[\w./:@+-]*")  # what Hydra's grammar takes without quotes
 
 
 class ConfigView:
-    """`{config:seed.train}`: a value of the config that all runs start from, resolved when it is first asked for."""
+    """`{config:seed.train}`: the value of a key in runs that say `typed` after a start.
 
-    def __init__(self, resolve: Callable[[], Any]):
-        self._resolve, self._config = resolve, None
+    A run's whole config cannot be resolved while its words are being made, so that a key is taken as it was typed, or
+    else from the start alone. `read` keeps what was looked up, for comparison with the resolved runs.
+    """
+
+    def __init__(self, typed: Mapping[str, str], resolve: Callable[[], Any]):
+        self._typed, self._resolve, self._config = typed, resolve, None
+        self.read: dict[str, str] = {}
 
     def __format__(self, key: str) -> str:
         return str(self.at(key))
@@ -31,9 +38,13 @@ class ConfigView:
     def at(self, key: str) -> Any:
         from ragen.config.tree import value_at
 
-        if self._config is None:
-            self._config = self._resolve()
-        return value_at(self._config, key)
+        if key in self._typed:
+            value = yaml.safe_load(self._typed[key])
+        else:
+            self._config = self._config or self._resolve()
+            value = value_at(self._config, key)
+        self.read[key] = str(value)
+        return value
 
 
 class Scope(dict[str, Any]):
@@ -59,7 +70,7 @@ class Scope(dict[str, Any]):
             return str(prod(number(part, "product") for part in self.fill(rule["product"]).split()))
         if "share" in rule:
             share = Decimal(self.fill(rule["share"]))  # exact: 0.29 of 100 is 29
-            return str(max(1, int(share * self["config"].at(rule["of"]))))
+            return str(max(1, int(share * number(f"{self['config']:{rule['of']}}", rule["of"]))))
         text, cases = self.fill(rule["of"]), rule["cases"]
         if text not in cases and "*" not in cases:
             raise ConfigError(f"{rule['of']} is {text!r}, for which there is no case: {', '.join(cases)}")

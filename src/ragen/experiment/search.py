@@ -79,6 +79,7 @@ def _found(spec: "Spec", group: str, given: Mapping[str, str], options: Options)
             return None
         flags = " ".join(f"--{name} …" for name in _groups(spec)[group])
         base = f" --exp_base_name {given['exp_base_name']}" if "exp_base_name" in given else ""
+        base += f" --model {options.model}" if options.model else ""
         raise ConfigError(
             f"{path} is not there: group {given['search_group']} starts from what group {group} finds. Run first\n"
             f"  bash {spec.script} --env_name {given['env_name']}{base} --search_group {group}\n"
@@ -127,9 +128,9 @@ def carry(plan: Plan) -> str:
     from ragen.experiment.spec import load
     from ragen.report.folder import write_whole
 
-    spec, settings = load(plan.name), dict(plan.options.settings)
+    spec, settings = load(plan.source), dict(plan.options.settings)
     # Also those that were run before and not asked for this time.
-    cells = expand(plan.name, replace(plan.options, only=(), max_parallel=None)).cells
+    cells = expand(plan.source, replace(plan.options, only=(), max_parallel=None)).cells
     names = list(_groups(spec)[settings["search_group"]])
     scored = _scores(cells, plan, names)
     if not scored:

@@ -66,6 +66,7 @@ class OptionSpec:
 @dataclass(frozen=True)
 class Spec:
     id: str
+    source: str  # what `load` was asked for
     script: str = ""
     about: str = ""
     examples: list[str] = field(default_factory=list)
@@ -115,7 +116,7 @@ def load(name: str) -> Spec:
     for section in ("options", "values"):
         tree[section] = _options(tree.get(section, {}), f"{path}: {section}")
     tree["options"] |= _searched(tree.get("search", {}))
-    return Spec(**{**tree, "id": path.stem})
+    return Spec(**{**tree, "id": path.stem, "source": name})
 
 
 def _path(name: str) -> Path:

@@ -1,0 +1,179 @@
+"""Experiments on Ray, with children that are real processes, up to tiny training runs."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from stub_plans import SOURCE, is_alive, make_cell, make_plan, python, result_lines, summary, wait_for
+
+from ragen.experiment import scheduler
+from ragen.experiment.cell import Options
+from ragen.experiment.cluster import SETTINGS
+from ragen.experiment.results import status_of
+from ragen.report.folder import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", SOURCE)
+
+
+MEET = """
+if name == "c":
+    sys.exit("it was meant to fail")
+(folder / "here").touch()
+for _ in range(1200):
+    if all((pathlib.Path("saved") / other / "here").exists() for other in "ab"):
+        sys.exit(0)
+    time.sleep(0.05)
+sys.exit("the other one never came")
+"""
+
+
+def test_two_slots_run_two_at_once_on_this_machine(capfd):
+    """Each waits for the other, and the third comes after; Ray itself says nothing."""
+    assert scheduler.run(make_plan("abc", Options(gpus=("cpu", "cpu"))), python(MEET)) == 1
+    assert [status_of(line) for line in result_lines()] == ["success", "success", "fail"]
+    assert "error: exit status 1: run folder: saved/c / it was meant to fail" in summary()
+    said = capfd.readouterr()
+    assert said.err == "" and "ray" not in said.out.lower()
+
+
+SWEEP = """
+import sys
+from stub_plans import make_plan, python
+from ragen.experiment import scheduler
+from ragen.experiment.cell import Options
+from ragen.experiment.cluster import SETTINGS
+code = "(folder / 'pid').write_text(str(os.getpid()))\\n"
+code += "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\\n"
+code += "time.sleep(0 if name == 'a' or (folder / 'before').exists() else (folder / 'before').touch() or 600)"
+options = Options(gpus=("cpu", "cpu"), resume="--resume" in sys.argv)
+sys.exit(scheduler.run(make_plan("abc", options), python(code)))
+"""
+
+
+def test_ctrl_c_ends_everything_and_resume_goes_on(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SOURCE, str(Path(__file__).parent)]))
+    with subprocess.Popen([sys.executable, "-c", SWEEP], start_new_session=True) as sweep:
+        files = [Path("saved") / name / "pid" for name in "abc"]
+        wait_for(lambda: all(file.exists() and file.read_text() for file in files), "three runs")
+        wait_for(lambda: Path("saved/b/before").exists() and Path("saved/c/before").exists(), "two of them to sleep")
+        os.killpg(sweep.pid, signal.SIGINT)  # as a terminal does: everyone hears it
+    assert sweep.returncode == 130
+    assert not any(is_alive(int(file.read_text())) for file in files)
+    assert [status_of(line) for line in result_lines(summary())] == ["success"]
+    assert subprocess.run([sys.executable, "-c", SWEEP, "--resume"]).returncode == 0
+    assert summary().splitlines()[-1] == "Total: 3 | Success: 3 | Failed: 0"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes on this machine, of which tests may take the second away."""
+    from ray.cluster_utils import Cluster
+
+    os.environ |= SETTINGS | {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "10"}
+    two = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    try:
+        yield two
+    finally:
+        two.shutdown()
+
+
+NODE = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 << 20}
+SMALL = (
+    "model_path=pocket", "es_manager.train.env_groups=2", "es_manager.train.group_size=4",
+    "es_manager.val.env_groups=4", "ppo_mini_batch_size=4", "trainer.test_freq=20", "trainer.logger=[console]",
+)  # fmt: skip
+
+
+def training_cell(name, *words):
+    given = (*SMALL, f"trainer.default_local_dir=saved/{name}", f"trainer.experiment_name={name}", *words)
+    return make_cell(name, start=("two_armed_bandit",), overrides=given)
+
+
+def test_training_runs_succeed_fail_stop_early_and_are_killed_and_resumed(cluster, capfd):
+    node = cluster.add_node(**NODE)
+    no_group = ("metric=length", "selection_eps=100000", "empty_stop_steps=1")
+    cells = [
+        training_cell("killed", "trainer.total_training_steps=12", "trainer.save_freq=1"),
+        training_cell("good", "trainer.total_training_steps=2"),
+        training_cell("bad", "trainer.total_training_steps=2", "model_path=no/such/model"),
+        training_cell("empty", *(f"actor_rollout_ref.rollout.rollout_filter_{word}" for word in no_group)),
+    ]
+    folder = RunFolder("saved/killed")
+
+    def kill():
+        wait_for(lambda: (folder.path / "global_step_2").exists() and folder.live_owner(), "the second step")
+        os.kill(folder.live_owner()["pid"], signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    assert scheduler.run(make_plan(cells, Options(gpus=("cpu",), ray_address=cluster.address))) == 1
+    assert {line.partition(" ")[0]: status_of(line) for line in result_lines()} == {
+        "value=killed": "fail",
+        "value=good": "success",
+        "value=bad": "fail",
+        "value=empty": "early_stopped:empty_filtered_steps",
+    }
+    assert "error: killed by signal 9" in summary() and "no/such/model" in summary()
+    good = next(line for line in result_lines() if "value=good" in line)
+    assert "N/A" not in good and "gpu=cpu" in good
+    assert folder.read_metrics().last_step() < 12
+
+    capfd.readouterr()
+    options = Options(gpus=("cpu",), ray_address=cluster.address, resume=True)
+    assert scheduler.run(make_plan(cells, options)) == 1
+    out = capfd.readouterr().out
+    assert "start killed" in out and "start bad" in out and "start good" not in out and "start empty" not in out
+    assert "goes on after step" in cells[0].log_path.read_text()
+    assert [row["step"] for row in folder.read_metrics().rows] == list(range(13))
+    assert summary().splitlines()[-1] == "Total: 4 | Success: 2 | Failed: 2"
+    cluster.remove_node(node)
+
+
+# The first try sleeps until some run has a second one, which ends at once.
+TWICE = """
+if (folder / "once").exists():
+    (folder / "twice").touch()
+    sys.exit(0)
+(folder / "once").write_text(str(os.getpid()))
+for _ in range(6000):
+    if list(pathlib.Path("saved").glob("*/twice")):
+        sys.exit(0)
+    time.sleep(0.1)
+sys.exit("nobody was lost")
+"""
+
+
+def test_a_run_on_a_node_that_is_lost_runs_elsewhere(cluster, capfd):
+    node = cluster.add_node(**NODE)
+
+    def lose():
+        wait_for(lambda: all(Path(f"saved/{name}/once").exists() for name in "ab"), "a run on each node")
+        cluster.remove_node(node, allow_graceful=False)
+
+    threading.Thread(target=lose, daemon=True).start()
+    assert scheduler.run(make_plan("ab", Options(gpus=("cpu",), ray_address=cluster.address)), python(TWICE)) == 0
+    out = capfd.readouterr().out
+    assert out.count("was lost with its watcher") == 1 and out.count("] start ") == 3
+    assert [status_of(line) for line in result_lines()] == ["success", "success"]
+
+
+def test_a_run_whose_watcher_is_killed_begins_again_and_its_first_try_is_gone(cluster, capfd):
+    raylet = cluster.head_node.all_processes["raylet"][0].process.pid
+
+    def kill():
+        wait_for(lambda: Path("saved/a/once").exists() and Path("saved/a/once").read_text(), "the run")
+        found = subprocess.run(["pgrep", "-P", str(raylet), "-f", "ray::run_child"], capture_output=True, text=True)
+        os.kill(int(found.stdout), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    assert scheduler.run(make_plan("a", Options(gpus=("cpu",), ray_address=cluster.address)), python(TWICE)) == 0
+    assert "a was lost with its watcher" in capfd.readouterr().out
+    assert not is_alive(int(Path("saved/a/once").read_text()))

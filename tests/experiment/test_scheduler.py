@@ -1,0 +1,506 @@
+"""The queue, with runs that are none; locks; and a child with its guard."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stub_plans import FIELDS, SOURCE, FakeCluster, is_alive, make_cell, make_plan, result_lines, summary, wait_for
+
+from ragen.experiment import child, scheduler
+from ragen.experiment.cell import Options
+from ragen.experiment.locks import InUse, held, lock_path
+from ragen.experiment.placing import Device, Pool, label, short_name
+from ragen.experiment.results import latest_lines, status_of
+from ragen.report.folder import RunFolder
+from ragen.typed import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", SOURCE)
+
+
+# --- devices ------------------------------------------------------------------------------------------------------
+
+
+def devices(names, node="n"):
+    return [Device(node, place, name) for place, name in enumerate(names)]
+
+
+def test_runs_of_one_size_get_the_documented_slots():
+    pool = Pool(devices("01234567"))
+    taken = [pool.take(4, 0.0), pool.take(4, 0.0)]
+    assert [[device.name for device in slot] for slot in taken] == [list("0123"), list("4567")]
+    assert pool.take(4, 0.0) is None
+    pool.give_back(taken[0])
+    assert pool.take(4, 0.0) == taken[0]
+
+
+def test_a_large_run_waits_for_neighbours_and_a_pause_for_its_end():
+    pool = Pool(devices("0123"))
+    single = pool.take(1, 0.0)
+    assert [device.name for device in pool.take(2, 0.0)] == ["2", "3"]
+    assert pool.take(2, 0.0) is None
+    pool.give_back(single, free_at=30.0)
+    assert pool.take(2, 29.0) is None
+    assert [device.name for device in pool.take(2, 30.0)] == ["0", "1"]
+
+
+def test_devices_of_a_node_that_has_gone_are_not_handed_out():
+    pool = Pool([*devices("01", "a"), *devices("01", "b")])
+    slot = pool.take(2, 0.0)
+    pool.remove_node("a")
+    pool.give_back(slot)
+    assert pool.nodes() == {"b"}
+    assert [device.node for device in pool.take(2, 0.0)] == ["b", "b"]
+    assert pool.take(1, 0.0) is None
+
+
+@given(st.integers(1, 8), st.lists(st.tuples(st.booleans(), st.integers(1, 4), st.integers(0, 7)), max_size=30))
+def test_the_pool_agrees_with_a_list_of_flags(num, moves):
+    pool, free, held_slots = Pool(devices([str(place) for place in range(num)])), [True] * num, []
+    for is_take, size, which in moves:
+        if is_take:
+            wanted = next((s for s in range(0, num - size + 1, size) if all(free[s : s + size])), None)
+            slot = pool.take(size, 0.0)
+            assert (slot is None) == (wanted is None)
+            if slot is not None:
+                assert [device.place for device in slot] == list(range(wanted, wanted + size))
+                free[wanted : wanted + size] = [False] * size
+                held_slots.append(slot)
+        elif held_slots:
+            slot = held_slots.pop(which % len(held_slots))
+            pool.give_back(slot)
+            for device in slot:
+                free[device.place] = True
+
+
+@pytest.mark.parametrize(
+    ("gpu", "short"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla T4", "T4"),
+    ],
+)
+def test_gpu_names_are_shortened_as_documented(gpu, short):
+    assert short_name(gpu) == short
+
+
+def test_a_slot_is_named_by_count_and_model():
+    names = {"0": "NVIDIA H100 80GB HBM3", "1": "NVIDIA H100 80GB HBM3", "2": "Tesla T4"}
+    assert label(["0", "1"], names) == "2xH100"
+    assert label(["1", "2"], names) == "2xmixed"
+    assert label(["7"], names) == "1xGPU7"
+    assert label(["cpu"], {}) == "cpu"
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from("1234"), min_size=1, max_size=30), st.integers(1, 8), st.data())
+def test_batches_hold_all_that_is_left_in_order_and_never_span_groups(groups, size, data):
+    groups = sorted(groups)
+    cells = [make_cell(f"c{number}", group) for number, group in enumerate(groups)]
+    planned, at = [], 0
+    while at < len(cells):
+        end = at
+        while end < len(cells) and end - at < size and groups[end] == groups[at]:
+            end += 1
+        planned.append(tuple(range(at, end)))
+        at = end
+    plan = make_plan(cells, batches=tuple(planned))
+    todo = [cell for cell in cells if data.draw(st.booleans())]
+    found = scheduler.batches(plan, todo)
+    most = max(len(batch) for batch in planned)
+    assert [cell for batch in found for cell in batch] == todo
+    assert all(len({cell.group for cell in batch}) == 1 and len(batch) <= most for batch in found)
+    for batch, following in pairwise(found):
+        assert len(batch) == most or batch[0].group != following[0].group  # as full as they can be
+
+
+# --- the queue, without Ray ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Make runs end as told; returns the cluster."""
+
+    def install(outcomes=None, **options):
+        cluster = FakeCluster(outcomes, **options)
+        monkeypatch.setattr(scheduler, "connected", cluster.connected)
+        monkeypatch.setattr(scheduler, "PAUSE", 0.001)
+        return cluster
+
+    return install
+
+
+def test_every_cell_has_its_turn_and_a_failure_stops_nothing(fake, capsys):
+    cluster = fake({"b": [1], "c": [3]})
+    assert scheduler.run(make_plan(["a", "b", "c", "d"], Options(gpus=("cpu", "cpu")))) == 1
+    assert [name for name, _ in cluster.started] == ["a", "b", "c", "d"]
+    assert cluster.most == 2
+    assert (
+        "value=b | train_time=N/A | eval_time=N/A | total_time=N/A | wall_time=41s | gpu=cpu | status=fail" in summary()
+    )
+    assert "  error: exit status 1: run folder: saved/b" in summary().splitlines()
+    closing = summary().partition("=== Summary ===\n")[2].splitlines()
+    assert [line.partition(" |")[0] for line in closing[1:5]] == ["value=a", "value=b", "value=c", "value=d"]
+    assert closing[-1] == "Total: 4 | Success: 2 | Failed: 2"
+    assert Path("logs/stub/a.result").read_text().startswith("value=a | train_time=N/A")
+    assert "report: ./ragen report logs/stub.log" in capsys.readouterr().out
+
+
+def test_all_succeeded_is_zero_and_the_rule_of_an_early_stop_is_told(fake):
+    fake()
+    assert scheduler.run(make_plan(["a", "b"])) == 0
+    fake({"a": [3]}, write=lambda job: RunFolder("saved/a").write_finished("early_stopped", 4, "empty_filtered_steps"))
+    assert scheduler.run(make_plan(["a"])) == 1
+    assert status_of(result_lines()[-1]) == "early_stopped:empty_filtered_steps"
+
+
+def test_times_come_from_the_metrics_of_the_folder_that_the_run_names(fake):
+    def write(job):
+        Path(job["log"]).write_text("note: x\nrun folder: elsewhere/a-2\nstep:1 - timing_s/total:9.9\n")
+        folder = RunFolder("elsewhere/a-2")
+        folder.append_metrics(0, {"timing_s/train_total": 0.0, "timing_s/eval_total": 2.5, "timing_s/total": 2.5})
+        folder.append_metrics(1, {"timing_s/train_total": 10.126, "timing_s/eval_total": 3.0, "timing_s/total": 13.126})
+
+    fake(write=write)
+    scheduler.run(make_plan(["a"]))
+    assert result_lines()[0] == (
+        "value=a | train_time=10.13s | eval_time=3.00s | total_time=13.13s | wall_time=41s | gpu=cpu | status=success"
+    )
+
+
+def test_no_more_than_max_parallel_run_at_once(fake):
+    cluster = fake()
+    scheduler.run(make_plan("abcdef", Options(gpus=("cpu",) * 4, max_parallel=3)))
+    assert cluster.most == 3 and len(cluster.started) == 6
+
+
+def test_a_cell_may_need_more_gpus_than_others(fake, monkeypatch):
+    cluster = fake()
+    monkeypatch.setattr(scheduler.child, "gpu_names", lambda python, devices: ["NVIDIA H100"] * len(devices))
+    cells = [make_cell("small"), make_cell("large", num_gpus=2), make_cell("last")]
+    assert scheduler.run(make_plan(cells, Options(gpus=("0", "1", "2")))) == 0
+    assert dict(cluster.started) == {"small": ("0",), "large": ("0", "1"), "last": ("2",)}
+    assert [line.split(" | ")[5] for line in result_lines()] == ["gpu=1xH100", "gpu=2xH100", "gpu=1xH100"]
+    with pytest.raises(ConfigError, match="large needs 2 GPUs, and --gpus 0 lists 1"):
+        scheduler.run(make_plan(cells, Options(gpus=("0",))))
+
+
+def test_what_a_child_gets(fake, monkeypatch):
+    cluster = fake()
+    monkeypatch.setenv("PYTHONPATH", "somewhere")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("ragen.experiment.fleet.cores", lambda: 7.0)
+    plan = make_plan(
+        ["a"], Options(gpus=("cpu", "cpu")), wandb_mode="offline", train_environment={"WANDB_CONSOLE": "off"}
+    )
+    scheduler.run(plan)
+    (job,) = cluster.jobs
+    got = job["environment"]
+    assert got["CUDA_VISIBLE_DEVICES"] == "" and got["OMP_NUM_THREADS"] == "3"
+    assert got["WANDB_MODE"] == "offline" and got["WANDB_CONSOLE"] == "off"
+    assert got["PYTHONPATH"] == os.path.abspath("somewhere")
+    assert job["command"][1:] == ["-m", "ragen", "train", "sokoban", "x=a", "system.CUDA_VISIBLE_DEVICES=''"]
+
+
+# --- resuming -----------------------------------------------------------------------------------------------------
+
+
+def test_resume_skips_what_is_done_and_runs_the_rest(fake):
+    fake({"b": [1], "c": [3]})
+    scheduler.run(make_plan("abc"))
+    cluster = fake()
+    assert scheduler.run(make_plan("abcd", Options(gpus=("cpu",), resume=True))) == 1  # c stays failed
+    assert [name for name, _ in cluster.started] == ["b", "d"]
+    assert "Skipping: a (status=success)" in summary() and "Skipping: c (status=early_stopped:unknown)" in summary()
+    cluster = fake()
+    assert scheduler.run(make_plan("abcd", Options(gpus=("cpu",), resume=True, retry=("early_stopped",)))) == 0
+    assert [name for name, _ in cluster.started] == ["c"]
+    assert summary().splitlines()[-1] == "Total: 4 | Success: 4 | Failed: 0"
+
+
+def test_resume_without_anything_to_do_starts_nothing(fake, capsys):
+    fake()
+    scheduler.run(make_plan("ab"))
+    before, cluster = summary(), fake()
+    assert scheduler.run(make_plan("ab", Options(gpus=("0", "1"), resume=True))) == 0  # and asks for no GPU
+    assert not cluster.started and summary() == before
+    assert "Total: 2 | Success: 2 | Failed: 0" in capsys.readouterr().out
+
+
+def test_without_resume_everything_runs_again_and_old_summaries_are_kept(fake):
+    for _ in range(3):
+        cluster = fake()
+        scheduler.run(make_plan("ab"))
+        assert len(cluster.started) == 2
+    assert len(result_lines()) == 2
+    kept = [Path(f"logs/stub.log.{number}") for number in (1, 2)]
+    assert all(len(result_lines(path.read_text())) == 2 for path in kept) and not Path("logs/stub.log.3").exists()
+
+
+def test_what_was_done_with_other_settings_runs_again(fake, capsys):
+    steps = [(f"trainer.total_training_steps={num}", "trainer.save_freq=-1") for num in (3, 400)]
+    fake()
+    scheduler.run(make_plan([make_cell("a", overrides=steps[0]), make_cell("b")]))
+    cluster = fake()
+    longer = [make_cell("a", overrides=steps[1]), make_cell("b", overrides=("x=b", "trainer.save_freq=50"))]
+    scheduler.run(make_plan(longer, Options(gpus=("cpu",), resume=True)))
+    assert [name for name, _ in cluster.started] == ["a"]
+    assert "a is done with other settings (trainer.total_training_steps=3, now 400)" in capsys.readouterr().out
+    cluster = fake()
+    scheduler.run(make_plan(longer, Options(gpus=("cpu",), resume=True)))
+    assert not cluster.started
+
+
+def smoke_plan(names, batches, **changes):
+    cells = [make_cell(name, group=name[1], fields=(("name", name), ("kl", "0.1"))) for name in names]
+    fields = ("name", "kl", "train_time", "collapse_time", "wall_time", "gpu", "status")
+    given = {
+        "name": "smoke_test",
+        "summary_fields": fields,
+        "batches": batches,
+        "append_summary": True,
+        "sync_wandb": True,
+        "wandb_mode": "offline",
+        "headings": {"1": "Group 1", "2": "Group 2"},
+        "options": Options(gpus=("cpu", "cpu"), resume=True, cooldown=0.0),
+    }
+    return make_plan(cells, **(given | changes))
+
+
+def test_smoke_batches_appends_syncs_and_names_every_line(fake, monkeypatch):
+    """The latest status of a name counts, also in the totals."""
+    synced = []
+
+    def sync(runs):
+        synced.append(sorted(path.name for path in runs))
+        return ["W&B: uploaded"]
+
+    def write(job):
+        name = Path(job["log"]).stem
+        RunFolder(f"saved/{name}").path.mkdir(parents=True, exist_ok=True)
+        Path(f"saved/{name}/wandb-id").write_text(f"id{name}")
+        Path(f"wandb/offline-run-20260101_000000-id{name}").mkdir(parents=True)
+        Path(f"wandb/offline-run-20260101_000000-other{name}").mkdir(parents=True)
+
+    monkeypatch.setattr(scheduler.wandb_sync, "sync", sync)
+    fake({"g1b": [1]}, write=write)
+    assert scheduler.run(smoke_plan(["g1a", "g1b", "g1c", "g2a"], ((0, 1), (2,), (3,)))) == 1
+    mine = [["g1a", "g1b"], ["g1c"], ["g2a"]]
+    assert synced == [[f"offline-run-20260101_000000-id{name}" for name in batch] for batch in mine]
+    text = summary()
+    assert text.count("Group 1") == text.count("Group 2") == 1 and text.count("W&B: uploaded") == 3
+    line = "g1a | kl=0.1 | train_time=N/A | collapse_time=N/A | wall_time=41s | gpu=cpu | status=success"
+    assert line in text.splitlines()
+    assert "collapse is not measured in this version: its fields are N/A" in text
+    cluster = fake()
+    assert scheduler.run(smoke_plan(["g1a", "g1b", "g1c", "g2a"], ((0, 1), (2,), (3,)))) == 0
+    assert [name for name, _ in cluster.started] == ["g1b"]
+    assert summary().startswith(text) and summary().splitlines()[-1] == "Total: 4 | Success: 4 | Failed: 0"
+
+
+# --- lost and stopped ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_lost_waits_for_its_turn_again(fake):
+    cluster = fake({"a": [None, 0]})
+    assert scheduler.run(make_plan("ab")) == 0
+    assert [name for name, _ in cluster.started] == ["a", "a", "b"]
+    assert [job["append"] for job in cluster.jobs] == [False, True, False]
+
+
+def test_a_run_that_is_lost_again_and_again_has_failed(fake):
+    cluster = fake({"a": [None]})
+    assert scheduler.run(make_plan("ab")) == 1
+    assert [name for name, _ in cluster.started] == ["a", "a", "a", "b"]
+    assert "its watcher was lost 3 times" in summary()
+
+
+def test_a_node_that_goes_takes_its_slots_and_one_that_comes_brings_some(fake, monkeypatch):
+    monkeypatch.setattr("ragen.experiment.fleet.LOOK_AT_NODES", 0.0)
+    cluster = fake({"a": [None, 0]}, nodes=("one",))
+    cluster.is_own = False
+
+    def change():
+        cluster.alive = ["two"]
+
+    cluster.on_wait = change
+    assert scheduler.run(make_plan("abc", Options(gpus=("cpu",), ray_address="auto"))) == 0
+    assert cluster.address == "auto"
+    assert [name for name, _ in cluster.started] == ["a", "a", "b", "c"]
+
+
+def test_the_folder_of_a_lost_host_is_freed_after_a_while(fake, monkeypatch):
+    def own(job):
+        RunFolder("saved/a").path.mkdir(parents=True, exist_ok=True)
+        owner = {"pid": 7, "host": "far away", "started": "1"}
+        RunFolder("saved/a").owner_path.write_text(json.dumps(owner) if not seen else "")
+        seen.append(job)
+
+    seen = []
+    monkeypatch.setattr(scheduler, "OWNER_PATIENCE", 0.05)
+    fake({"a": [None, 0]}, nodes=("far away",), write=own)
+    assert scheduler.run(make_plan("a")) == 0
+    assert len(seen) == 2 and RunFolder("saved/a").live_owner() is None
+
+
+def test_an_interrupted_experiment_says_how_to_go_on_and_does(fake, capsys):
+    cluster = fake({"b": [130]})
+    cluster.on_wait = lambda: len(cluster.started) == 2 and os.kill(os.getpid(), signal.SIGINT)
+    assert scheduler.run(make_plan("abc", Options(gpus=("cpu",)))) == 130
+    assert "the same command with --resume goes on" in capsys.readouterr().out
+    assert [status_of(line) for line in result_lines()] == ["success"]
+    cluster = fake()
+    assert scheduler.run(make_plan("abc", Options(gpus=("cpu",), resume=True))) == 0
+    assert [name for name, _ in cluster.started] == ["b", "c"]
+
+
+def test_a_disk_that_is_full_for_a_moment_stops_nothing(fake, monkeypatch, capsys):
+    fake()
+    append = scheduler.SummaryLog.append
+
+    def full(self, lines):
+        if any(line.startswith("value=a") for line in lines) and "Summary" not in "".join(lines):
+            raise OSError(28, "No space left on device")
+        append(self, lines)
+
+    monkeypatch.setattr(scheduler.SummaryLog, "append", full)
+    assert scheduler.run(make_plan("ab")) == 1
+    assert "logs/stub.log cannot be written (No space left on device): value=a" in capsys.readouterr().out
+    assert summary().splitlines()[-1] == "Total: 2 | Success: 1 | Failed: 0 | Missing: 1"
+
+
+# --- what cannot start --------------------------------------------------------------------------------------------
+
+
+def test_gpus_that_are_not_there_are_one_message_and_nothing_is_written():
+    with pytest.raises(ConfigError, match=r"--gpus 96,97: torch finds none of these 2 GPUs; list those that are there"):
+        scheduler.run(make_plan("ab", Options(gpus=("96", "97"))))
+    assert not Path("logs/stub.log").exists()
+
+
+def test_a_log_folder_that_cannot_be_written_is_one_message(fake):
+    fake()
+    Path("logs").write_text("a file")
+    with pytest.raises(ConfigError, match="logs/stub: cannot be written to"):
+        scheduler.run(make_plan("a"))
+
+
+def test_the_same_cell_is_not_run_twice_at_once(fake):
+    cluster = fake()
+    path = make_cell("b").result_path
+    holder = "from ragen.experiment.locks import held; from pathlib import Path; import sys\n"
+    holder += f"with held([Path({str(path)!r})], 'first'): print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline() == b"held\n"
+        with pytest.raises(InUse, match=rf"b is being run by process {first.pid} on .* \(first\): wait for it"):
+            scheduler.run(make_plan("ab"))
+        assert not cluster.started and not lock_path(make_cell("a").result_path).exists()
+        assert scheduler.run(make_plan("ac")) == 0  # other cells of the same experiment
+        first.kill()
+    assert scheduler.run(make_plan("ab")) == 0  # whoever is dead holds nothing
+
+
+def test_locks_let_go_one_by_one():
+    a, b = Path("x/a.result"), Path("x/b.result")
+    with held([a, b], "sweep") as locks:
+        locks.release(a)
+        with held([a], "other"), pytest.raises(InUse), held([b], "other"):
+            pass
+    assert not list(Path("x").iterdir())
+
+
+def test_another_terminal_adds_to_a_summary_that_is_being_written(fake):
+    """Disjoint cells at once: the second neither puts the first one's lines aside nor tears them."""
+    fake()
+    cluster = fake()
+
+    def second():
+        if not cluster.started or len(cluster.started) > 1:
+            return
+        inner = FakeCluster()
+        scheduler.connected = inner.connected
+        assert scheduler.run(make_plan("cd")) == 0
+
+    cluster.on_wait = second
+    assert scheduler.run(make_plan("ab")) == 0
+    lines = latest_lines([make_cell(name) for name in "abcd"], FIELDS, summary())
+    assert sorted(lines) == list("abcd") and not Path("logs/stub.log.1").exists()
+    assert "others are writing to logs/stub.log: it is added to" in summary()
+
+
+# --- a child and its guard ----------------------------------------------------------------------------------------
+
+
+def a_job(code, log="run.log", **options):
+    return child.job([sys.executable, "-I", "-c", code], Path(log), os.environ, **options)
+
+
+def test_a_child_writes_its_log_and_tells_its_status():
+    ended = child.run_child(a_job("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"))
+    assert ended["status"] == 3 and ended["started"] <= ended["ended"]
+    assert sorted(Path("run.log").read_text().split()) == ["err", "out"]
+    child.run_child(a_job("print('more')", append=True))
+    assert Path("run.log").read_text().endswith("more\n") and "out" in Path("run.log").read_text()
+    child.run_child(a_job("print('anew')"))
+    assert Path("run.log").read_text() == "anew\n"
+
+
+def test_a_child_that_cannot_start_says_why():
+    assert "No such file or directory" in child.run_child(child.job(["./nothing"], Path("run.log"), {}))["error"]
+    assert "No such file or directory: none/run.log" in child.run_child(a_job("", log="none/run.log"))["error"]
+
+
+def interrupted_child(code, grace):
+    """The result of a child whose watcher is interrupted once the child has written `ready`."""
+
+    def interrupt():
+        wait_for(Path("ready").exists, "the child")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    return child.run_child(a_job(f"import pathlib, signal, time\n{code}", grace=grace))
+
+
+def test_an_interrupt_reaches_the_child_which_may_end_in_its_own_way():
+    code = "def end(*_): raise SystemExit(130)\nsignal.signal(signal.SIGINT, end)\n"
+    code += "pathlib.Path('ready').touch()\ntime.sleep(600)"
+    assert interrupted_child(code, grace=60.0)["status"] == 130
+
+
+def test_a_child_that_does_not_end_is_killed():
+    code = "signal.signal(signal.SIGINT, signal.SIG_IGN)\npathlib.Path('ready').touch()\ntime.sleep(600)"
+    assert interrupted_child(code, grace=0.2)["status"] == -signal.SIGKILL
+
+
+def test_nothing_outlives_the_watcher():
+    """Killed without warning, it takes the child and the child's own children with it."""
+    code = "import pathlib, subprocess, sys, time, os\n"
+    code += "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    code += "pathlib.Path('part').write_text(f'{os.getpid()} {p.pid}'); os.rename('part', 'pids'); time.sleep(600)"
+    watcher = "import json, sys; from ragen.experiment import child; child.run_child(json.loads(sys.stdin.read()))"
+    with subprocess.Popen([sys.executable, "-c", watcher], stdin=subprocess.PIPE) as process:
+        process.stdin.write(json.dumps(a_job(code)).encode())
+        process.stdin.close()
+        wait_for(Path("pids").exists, "the child")
+        pids = [int(word) for word in Path("pids").read_text().split()]
+        assert all(map(is_alive, pids))
+        process.kill()
+    wait_for(lambda: not any(map(is_alive, pids)), "the end of the child")

@@ -1,0 +1,173 @@
+"""Runs that a rule ends, and runs that their user ends: exit status, files, and what is said about going on."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from ragen.model.load import find_model
+from ragen.report.folder import RunFolder
+
+SOURCES = Path(__file__).parents[2] / "src"
+WORDS = [
+    "train",
+    "sokoban",
+    "model_path=pocket",
+    "es_manager.train.env_groups=2",
+    "es_manager.train.group_size=3",
+    "es_manager.val.env_groups=2",
+    "agent_proxy.max_turn=2",
+    "ppo_mini_batch_size=6",
+]
+# No total of scores reaches this.
+KEEPS_NOTHING = "actor_rollout_ref.rollout.rollout_filter_selection_eps=1000"
+MANY = ["es_manager.train.env_groups=64", "trainer.total_training_steps=50", "trainer.val_before_train=False"]
+
+
+def steps_with(folder, name):
+    return [row["step"] for row in folder.read_metrics().rows if name in row]
+
+
+# --- rules --------------------------------------------------------------------------------------------------------
+
+
+def test_a_filter_that_keeps_nothing_ends_the_run_after_five_steps(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    words = [*WORDS, KEEPS_NOTHING, "trainer.total_training_steps=9", "trainer.test_freq=2", "trainer.save_freq=3"]
+    words += ["trainer.max_actor_ckpt_to_keep=9", f"trainer.default_local_dir={folder}"]
+    environment = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "ragen", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert ended.returncode == 3, ended.stderr
+    assert "Traceback" not in ended.stderr
+    explained = "the filter kept no group in 5 steps one after the other"
+    assert f"stopped early by the rule empty_filtered_steps: {explained}" in ended.stdout.splitlines()
+    assert json.loads(folder.finished_path.read_text()) == {
+        "status": "early_stopped", "step": 5, "rule": "empty_filtered_steps", "explanation": explained
+    }  # fmt: skip
+    report = folder.report_path.read_text()
+    assert "<h2>Stopped early</h2>" in report and "empty_filtered_steps" in report
+    rows = folder.read_metrics().rows
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert [row["rollout/consecutive_empty_after_filter_steps"] for row in rows[1:]] == [1, 2, 3, 4, 5]
+    # Validated and saved when due, and saved where it ended.
+    assert steps_with(folder, "val-env/SimpleSokoban/success") == [0, 2, 4]
+    assert sorted(path.name for path in folder.path.glob("global_step_*")) == ["global_step_3", "global_step_5"]
+    begun, saved = (
+        load_file(path / "model.safetensors")
+        for path in (find_model("pocket").folder, folder.path / "global_step_5" / "actor")
+    )
+    assert all(begun[name].equal(saved[name]) for name in saved)
+
+
+def test_a_run_without_success_ends_after_five_validations(nursery, tmp_path):
+    """Replies of two tokens are no answers."""
+    folder = RunFolder(tmp_path / "run")
+    hopeless = ["actor_rollout_ref.rollout.response_length=2", "trainer.total_training_steps=9", "trainer.test_freq=1"]
+    hopeless.append("actor_rollout_ref.rollout.rollout_filter_empty_stop_steps=0")
+    ended = nursery.run(*WORDS, *hopeless, f"trainer.default_local_dir={folder}")
+    assert ended.status == 3, ended.err
+    assert "stopped early by the rule low_validation_success: val-env/SimpleSokoban/success was below 1%" in ended.out
+    finished = json.loads(folder.finished_path.read_text())
+    assert (finished["status"], finished["step"], finished["rule"]) == ("early_stopped", 5, "low_validation_success")
+    last = folder.read_metrics().rows[-1]
+    assert last["early_stopped/low_validation_success"] == 1 and last["train/cut_replies"] == 1
+    assert not list(folder.path.glob("global_step_*"))  # the embedded model's runs save nothing
+
+
+def test_a_stopped_run_is_left_as_it_is(nursery, tmp_path):
+    folder = tmp_path / "run"
+    words = [*WORDS, KEEPS_NOTHING, "trainer.total_training_steps=9", "trainer.test_freq=-1"]
+    words += ["actor_rollout_ref.rollout.rollout_filter_empty_stop_steps=1", f"trainer.default_local_dir={folder}"]
+    assert nursery.run(*words).status == 3
+    before = (folder / "metrics.jsonl").read_bytes()
+    again = nursery.run(*words)
+    assert again.status == 3 and f"{folder} was stopped early (empty_filtered_steps)" in again.out
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    assert (tmp_path / "run-2" / "finished.json").exists()
+
+
+# --- interrupts ---------------------------------------------------------------------------------------------------
+
+
+def interrupted(nursery, words, number=signal.SIGINT):
+    """A run that was told to stop within its second rollout."""
+    child = nursery.start(*words)
+    assert child.wait_for("rollout", times=2)
+    child.send(number)
+    return child.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_saves_and_goes_on(nursery, tmp_path, number):
+    one, two = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "two")
+    words = [*WORDS, "trainer.total_training_steps=4", "trainer.test_freq=-1", "trainer.save_freq=100"]
+    ended = interrupted(nursery, [*words, f"trainer.default_local_dir={two}"], number)
+    assert ended.status == 130, ended.err
+    assert "Traceback" not in ended.err
+    assert "interrupted: the step is brought to its end first; once more to stop at once" in ended.out
+    steps = re.search(r"interrupted after step (\d); saved in (.*): the same command goes on from there", ended.out)
+    assert steps[2] == f"{two}/global_step_{steps[1]}" and int(steps[1]) in (2, 3)
+    assert two.read_metrics().last_step() == int(steps[1])
+    assert not two.finished_path.exists() and two.report_path.exists()
+    again = nursery.run(*words, f"trainer.default_local_dir={two}")
+    assert again.status == 0 and f"{two} goes on after step {steps[1]}" in again.out
+    assert nursery.run(*words, f"trainer.default_local_dir={one}").status == 0
+    assert without_clock(one) == without_clock(two)
+
+
+def without_clock(folder):
+    return [
+        {name: value for name, value in row.items() if not name.startswith(("timing_", "perf/"))}
+        for row in folder.read_metrics().rows
+    ]
+
+
+def test_an_interrupted_run_that_saves_nothing_says_so(nursery, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    words = [*WORDS, "trainer.total_training_steps=50", "trainer.save_freq=-1", f"trainer.default_local_dir={folder}"]
+    ended = interrupted(nursery, words)
+    assert ended.status == 130
+    assert re.search(
+        r"interrupted after step \d+; nothing was saved, since trainer.save_freq=-1: the same command begins again",
+        ended.out,
+    )
+    assert not list(folder.path.glob("global_step_*"))
+
+
+def test_an_interrupted_run_that_saves_the_model_only_says_so(nursery, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    words = [*WORDS, "trainer.total_training_steps=50", "trainer.save_freq=100"]
+    words += ["actor_rollout_ref.actor.checkpoint.save_contents=[model]", f"trainer.default_local_dir={folder}"]
+    ended = interrupted(nursery, words)
+    assert ended.status == 130
+    assert "without the optimizer: the same command begins again, beside it" in ended.out
+
+
+def test_a_second_interrupt_ends_at_once(nursery, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    child = nursery.start(*WORDS, *MANY, "trainer.save_freq=1", f"trainer.default_local_dir={folder}")
+    assert child.wait_for("rollout")
+    child.send(signal.SIGINT)
+    assert child.wait_until(lambda: "once more to stop at once" in child.out)
+    child.send(signal.SIGINT)
+    ended = child.end()
+    assert (ended.status, ended.err.splitlines()[-1]) == (130, "interrupted")
+    assert "Traceback" not in ended.err
+    assert not folder.read_metrics().rows  # not even the first step came to its end
+
+
+def test_an_interrupt_in_the_last_step_is_too_late(nursery, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    words = [*WORDS, "trainer.total_training_steps=1", "trainer.val_before_train=False"]
+    child = nursery.start(*words, f"trainer.default_local_dir={folder}")
+    assert child.wait_for("rollout")
+    child.send(signal.SIGINT)
+    assert child.end().status == 0
+    assert json.loads(folder.finished_path.read_text())["status"] == "finished"
