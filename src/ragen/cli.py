@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ragen {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    verbs.add_parser("train", help="resolve a training run and show its plan (--dry-run)", add_help=False)
+    verbs.add_parser("train", help="train an agent, or show the plan of a run (--dry-run)", add_help=False)
     verbs.add_parser("sweep", help="run a documented experiment: many runs, one table", add_help=False)
     play = verbs.add_parser(
         "play",
@@ -235,7 +235,7 @@ def _train(options: argparse.Namespace) -> int:
     from ragen.train import supported
 
     supported.check(resolved.config)
-    from ragen.train.workers import launch, must_launch
+    from ragen.train.launcher import launch, must_launch
 
     trainer = resolved.config.trainer
     if must_launch(trainer.n_gpus_per_node * trainer.nnodes):

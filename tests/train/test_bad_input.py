@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import TINY
 from transformers import Qwen2Config
 
 from ragen.config.schema import Optimizer
@@ -15,20 +16,7 @@ from ragen.report.folder import RunFolder
 from ragen.train.checkpoint import CheckpointStore, Part, Parts
 from ragen.train.optimizer import MasterAdamW
 
-WORDS = [
-    "train",
-    "sokoban",
-    "model_path=pocket",
-    "es_manager.train.env_groups=2",
-    "es_manager.train.group_size=3",
-    "es_manager.val.env_groups=2",
-    "agent_proxy.max_turn=2",
-    "ppo_mini_batch_size=6",
-    "trainer.test_freq=-1",
-    "trainer.val_before_train=False",
-    "trainer.save_freq=1",
-    "trainer.max_actor_ckpt_to_keep=9",
-]
+WORDS = ["train", *TINY, "trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=9"]
 WEIGHTS = "actor/model.safetensors"
 
 

@@ -6,6 +6,7 @@ from collections import namedtuple
 
 import pytest
 import torch
+from tiny import TINY
 
 from ragen import cli
 from ragen.config.compose import resolve
@@ -13,17 +14,7 @@ from ragen.config.tree import value_at
 from ragen.train import loop, memory
 from ragen.typed import RunFailed
 
-WORDS = [
-    "model_path=pocket",
-    "es_manager.train.env_groups=2",
-    "es_manager.train.group_size=2",
-    "es_manager.val.env_groups=1",
-    "agent_proxy.max_turn=2",
-    "ppo_mini_batch_size=4",
-    "trainer.total_training_steps=3",
-    "trainer.test_freq=-1",
-    "trainer.val_before_train=False",
-]
+WORDS = [*TINY, "trainer.total_training_steps=3"]
 KEYS = (memory.UPDATE, memory.SCORE, memory.LENGTH)
 CPU = torch.device("cpu")
 
@@ -47,7 +38,7 @@ def proposed(message):
     return shlex.split(message.splitlines()[-1])
 
 
-@pytest.mark.parametrize("start", [["sokoban", *WORDS], [*WORDS, "--config-name=_2_sokoban"]])
+@pytest.mark.parametrize("start", [WORDS, [*WORDS[1:], "--config-name=_2_sokoban"]])
 def test_the_message_and_the_command(tmp_path, monkeypatch, capsys, start):
     with monkeypatch.context() as patch:
         raises_at(patch, step=1)
@@ -69,7 +60,7 @@ def test_what_was_saved_is_not_lost(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         raises_at(patch, step=3)
-        assert cli.main(["train", "sokoban", *WORDS, "trainer.save_freq=1", f"trainer.default_local_dir={folder}"]) == 1
+        assert cli.main(["train", *WORDS, "trainer.save_freq=1", f"trainer.default_local_dir={folder}"]) == 1
     command = proposed(capsys.readouterr().err)
     assert f"trainer.resume_from_path={folder}/global_step_2" in command
     assert cli.main(command[1:]) == 0
@@ -81,7 +72,7 @@ def test_what_was_saved_is_not_lost(tmp_path, monkeypatch, capsys):
 def test_it_may_happen_anywhere(tmp_path, monkeypatch, capsys, stage):
     raises_at(monkeypatch, 1, stage)
     words = ["algorithm.adv_estimator=gae", f"trainer.default_local_dir={tmp_path / 'run'}"]
-    assert cli.main(["train", "sokoban", *WORDS, *words]) == 1
+    assert cli.main(["train", *WORDS, *words]) == 1
     said = capsys.readouterr().err
     assert "out of memory" in said and f"{memory.CRITIC}=32" in proposed(said)
 
@@ -144,13 +135,13 @@ def test_a_reply_never_leaves_a_prompt_without_room():
 
 def test_main_memory_counts_too(tmp_path):
     """A real one: no machine has so much."""
-    config = resolve(["sokoban", *WORDS], environ={}).config
+    config = resolve([*WORDS], environ={}).config
     with pytest.raises(RunFailed, match="out of memory on cpu"), memory.explained(config, CPU, tmp_path):
         torch.empty(1 << 60, dtype=torch.uint8)
 
 
 def test_other_errors_are_left_alone(tmp_path):
-    config = resolve(["sokoban", *WORDS], environ={}).config
+    config = resolve([*WORDS], environ={}).config
     with pytest.raises(RuntimeError, match="shapes"), memory.explained(config, CPU, tmp_path):
         raise RuntimeError("shapes")
 
@@ -159,6 +150,6 @@ def test_the_peak_of_a_gpu_is_its_own(monkeypatch):
     properties = namedtuple("Properties", "total_memory")
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties(8 * 2**30))
-    config = resolve(["sokoban", *WORDS], environ={}).config
+    config = resolve([*WORDS], environ={}).config
     message = memory._message(config, torch.device("cuda", 0))
     assert message.startswith("out of memory on cuda:0: 3.0 GiB at the peak, of 8.0 GiB. Keys to lower:")

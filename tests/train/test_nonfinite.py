@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny import TINY
 
 from ragen.config.compose import resolve
 from ragen.model.load import find_model, load_model
@@ -14,21 +15,7 @@ from ragen.report.folder import RunFolder, read_episodes
 from ragen.train import loop, update
 from ragen.train.optimizer import MasterAdamW
 
-WORDS = [
-    "sokoban",
-    "model_path=pocket",
-    "es_manager.train.env_groups=2",
-    "es_manager.train.group_size=3",
-    "es_manager.val.env_groups=1",
-    "agent_proxy.max_turn=2",
-    "actor_rollout_ref.rollout.rollout_filter_value=1",
-    "actor_rollout_ref.rollout.rollout_filter_include_zero=True",
-    "ppo_mini_batch_size=6",
-    "trainer.total_training_steps=3",
-    "trainer.test_freq=-1",
-    "trainer.val_before_train=False",
-    "algorithm.adv_estimator=gae",
-]
+WORDS = [*TINY, "trainer.total_training_steps=3", "algorithm.adv_estimator=gae"]
 POISONED_STEP = 2
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tiny import ACTOR, ROLLOUT, TINY
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ragen.agent.episode import EpisodeState
@@ -18,21 +19,8 @@ from ragen.train.optimizer import MasterAdamW
 from ragen.train.update import Targets, update_actor
 from ragen.types import Episode, TokenSequence
 
-WORDS = [
-    "sokoban",
-    "model_path=pocket",
-    "es_manager.train.env_groups=2",
-    "es_manager.train.group_size=2",
-    "es_manager.val.env_groups=1",
-    "agent_proxy.max_turn=2",
-    "actor_rollout_ref.rollout.rollout_filter_value=1",
-    "actor_rollout_ref.rollout.rollout_filter_include_zero=True",
-    "ppo_mini_batch_size=4",
-    "trainer.total_training_steps=2",
-    "trainer.test_freq=-1",
-    "trainer.val_before_train=False",
-]
-LOSS, COEFFICIENT = "actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef"
+WORDS = [*TINY, "trainer.total_training_steps=2"]
+LOSS, COEFFICIENT = f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef"
 REWARD, IN_REWARD = "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef"
 
 
@@ -73,7 +61,7 @@ def watched(monkeypatch):
         [LOSS, "optimization.kl_coef=0"],
         ["training.use_kl_loss=True", "optimization.kl_coef=0.0"],
         ["training.use_kl_loss=False", "optimization.kl_coef=0"],
-        ["actor_rollout_ref.actor.use_kl_loss=False", f"{COEFFICIENT}=0.5"],
+        [f"{ACTOR}.use_kl_loss=False", f"{COEFFICIENT}=0.5"],
         [REWARD, f"{IN_REWARD}=0"],
         [REWARD, f"{IN_REWARD}=0.0", LOSS, f"{COEFFICIENT}=0"],
         [f"{IN_REWARD}=0.5"],
@@ -91,8 +79,8 @@ def test_without_a_coefficient_there_is_none(tmp_path, watched, words):
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        ([LOSS, f"{COEFFICIENT}=0.1", "actor_rollout_ref.actor.kl_loss_type=low_var_kl"], "actor/kl_loss"),
-        ([LOSS, f"{COEFFICIENT}=0.1", "actor_rollout_ref.actor.kl_loss_type=full"], "actor/kl_loss"),
+        ([LOSS, f"{COEFFICIENT}=0.1", f"{ACTOR}.kl_loss_type=low_var_kl"], "actor/kl_loss"),
+        ([LOSS, f"{COEFFICIENT}=0.1", f"{ACTOR}.kl_loss_type=full"], "actor/kl_loss"),
         ([REWARD, f"{IN_REWARD}=0.1", "algorithm.kl_penalty=low_var_kl"], "actor/reward_kl_penalty"),
     ],
 )
@@ -184,9 +172,9 @@ def scored(model, batch):
 def test_a_step_with_every_type(models, batch, kind, tmp_path):
     """The KL alone, so that value and gradient are its own."""
     (ours, our_reference), (theirs, their_reference) = models
-    words = [LOSS, f"{COEFFICIENT}=0.5", f"actor_rollout_ref.actor.kl_loss_type={kind}", "micro_batch_size_per_gpu=2"]
-    words += [f"actor_rollout_ref.rollout.temperature={TEMPERATURE}", "es_manager.train.group_size=3"]
-    settings = config_of(tmp_path, *words, "ppo_mini_batch_size=5", "algorithm.adv_estimator=grpo")
+    words = [LOSS, f"{COEFFICIENT}=0.5", f"{ACTOR}.kl_loss_type={kind}", "micro_batch_size_per_gpu=2"]
+    words += [f"{ROLLOUT}.temperature={TEMPERATURE}", f"{ACTOR}.entropy_coeff=0"]
+    settings = config_of(tmp_path, *words, "ppo_mini_batch_size=5")
     model, gradients = copy.deepcopy(ours), {}
 
     class Spy(MasterAdamW):

@@ -10,24 +10,16 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tiny import ACTOR, ROLLOUT, TINY
 
 from ragen.model.load import find_model
 from ragen.report.folder import RunFolder
 
 SOURCES = Path(__file__).parents[2] / "src"
-WORDS = [
-    "train",
-    "sokoban",
-    "model_path=pocket",
-    "es_manager.train.env_groups=2",
-    "es_manager.train.group_size=3",
-    "es_manager.val.env_groups=2",
-    "agent_proxy.max_turn=2",
-    "ppo_mini_batch_size=6",
-]
+WORDS = ["train", *TINY]
 # No total of scores reaches this.
-KEEPS_NOTHING = "actor_rollout_ref.rollout.rollout_filter_selection_eps=1000"
-MANY = ["es_manager.train.env_groups=64", "trainer.total_training_steps=50", "trainer.val_before_train=False"]
+KEEPS_NOTHING = [f"{ROLLOUT}.rollout_filter_selection_eps=1000", f"{ROLLOUT}.rollout_filter_value=0.9"]
+MANY = ["es_manager.train.env_groups=64", "trainer.total_training_steps=50"]
 
 
 def steps_with(folder, name):
@@ -39,8 +31,12 @@ def steps_with(folder, name):
 
 def test_a_filter_that_keeps_nothing_ends_the_run_after_five_steps(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    words = [*WORDS, KEEPS_NOTHING, "trainer.total_training_steps=9", "trainer.test_freq=2", "trainer.save_freq=3"]
-    words += ["trainer.max_actor_ckpt_to_keep=9", f"trainer.default_local_dir={folder}"]
+    words = [*WORDS, *KEEPS_NOTHING, "trainer.total_training_steps=9", "trainer.test_freq=2", "trainer.save_freq=3"]
+    words += [
+        "trainer.max_actor_ckpt_to_keep=9",
+        "trainer.val_before_train=True",
+        f"trainer.default_local_dir={folder}",
+    ]
     environment = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "ragen", *words]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
@@ -69,8 +65,8 @@ def test_a_filter_that_keeps_nothing_ends_the_run_after_five_steps(tmp_path):
 def test_a_run_without_success_ends_after_five_validations(nursery, tmp_path):
     """Replies of two tokens are no answers."""
     folder = RunFolder(tmp_path / "run")
-    hopeless = ["actor_rollout_ref.rollout.response_length=2", "trainer.total_training_steps=9", "trainer.test_freq=1"]
-    hopeless.append("actor_rollout_ref.rollout.rollout_filter_empty_stop_steps=0")
+    hopeless = [f"{ROLLOUT}.response_length=2", "trainer.total_training_steps=9", "trainer.test_freq=1"]
+    hopeless.append(f"{ROLLOUT}.rollout_filter_empty_stop_steps=0")
     ended = nursery.run(*WORDS, *hopeless, f"trainer.default_local_dir={folder}")
     assert ended.status == 3, ended.err
     assert "stopped early by the rule low_validation_success: val-env/SimpleSokoban/success was below 1%" in ended.out
@@ -78,13 +74,13 @@ def test_a_run_without_success_ends_after_five_validations(nursery, tmp_path):
     assert (finished["status"], finished["step"], finished["rule"]) == ("early_stopped", 5, "low_validation_success")
     last = folder.read_metrics().rows[-1]
     assert last["early_stopped/low_validation_success"] == 1 and last["train/cut_replies"] == 1
-    assert not list(folder.path.glob("global_step_*"))  # the embedded model's runs save nothing
+    assert not list(folder.path.glob("global_step_*"))
 
 
 def test_a_stopped_run_is_left_as_it_is(nursery, tmp_path):
     folder = tmp_path / "run"
-    words = [*WORDS, KEEPS_NOTHING, "trainer.total_training_steps=9", "trainer.test_freq=-1"]
-    words += ["actor_rollout_ref.rollout.rollout_filter_empty_stop_steps=1", f"trainer.default_local_dir={folder}"]
+    words = [*WORDS, *KEEPS_NOTHING, "trainer.total_training_steps=9"]
+    words += [f"{ROLLOUT}.rollout_filter_empty_stop_steps=1", f"trainer.default_local_dir={folder}"]
     assert nursery.run(*words).status == 3
     before = (folder / "metrics.jsonl").read_bytes()
     again = nursery.run(*words)
@@ -107,7 +103,7 @@ def interrupted(nursery, words, number=signal.SIGINT):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_saves_and_goes_on(nursery, tmp_path, number):
     one, two = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "two")
-    words = [*WORDS, "trainer.total_training_steps=4", "trainer.test_freq=-1", "trainer.save_freq=100"]
+    words = [*WORDS, "trainer.total_training_steps=4", "trainer.save_freq=100"]
     ended = interrupted(nursery, [*words, f"trainer.default_local_dir={two}"], number)
     assert ended.status == 130, ended.err
     assert "Traceback" not in ended.err
@@ -131,7 +127,7 @@ def without_clock(folder):
 
 def test_an_interrupted_run_that_saves_nothing_says_so(nursery, tmp_path):
     folder = RunFolder(tmp_path / "run")
-    words = [*WORDS, "trainer.total_training_steps=50", "trainer.save_freq=-1", f"trainer.default_local_dir={folder}"]
+    words = [*WORDS, "trainer.total_training_steps=50", f"trainer.default_local_dir={folder}"]
     ended = interrupted(nursery, words)
     assert ended.status == 130
     assert re.search(
@@ -144,7 +140,7 @@ def test_an_interrupted_run_that_saves_nothing_says_so(nursery, tmp_path):
 def test_an_interrupted_run_that_saves_the_model_only_says_so(nursery, tmp_path):
     folder = RunFolder(tmp_path / "run")
     words = [*WORDS, "trainer.total_training_steps=50", "trainer.save_freq=100"]
-    words += ["actor_rollout_ref.actor.checkpoint.save_contents=[model]", f"trainer.default_local_dir={folder}"]
+    words += [f"{ACTOR}.checkpoint.save_contents=[model]", f"trainer.default_local_dir={folder}"]
     ended = interrupted(nursery, words)
     assert ended.status == 130
     assert "without the optimizer: the same command begins again, beside it" in ended.out
@@ -165,7 +161,7 @@ def test_a_second_interrupt_ends_at_once(nursery, tmp_path):
 
 def test_an_interrupt_in_the_last_step_is_too_late(nursery, tmp_path):
     folder = RunFolder(tmp_path / "run")
-    words = [*WORDS, "trainer.total_training_steps=1", "trainer.val_before_train=False"]
+    words = [*WORDS, "trainer.total_training_steps=1"]
     child = nursery.start(*words, f"trainer.default_local_dir={folder}")
     assert child.wait_for("rollout")
     child.send(signal.SIGINT)

@@ -12,24 +12,26 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tiny import ACTOR, ROLLOUT, TINY
 
 COMMON = [
     "train",
-    "sokoban",
-    "model_path=pocket",
+    *TINY,
     "es_manager.train.env_groups=3",
     "es_manager.train.group_size=4",
     "es_manager.val.env_groups=4",
-    "agent_proxy.max_turn=2",
+    f"{ROLLOUT}.rollout_filter_value=0.9",
+    f"{ROLLOUT}.rollout_filter_include_zero=False",
     "ppo_mini_batch_size=8",
     "trainer.test_freq=3",
+    "trainer.val_before_train=True",
     "trainer.log_group_rv_table=True",
 ]
 GRPO = [
     "trainer.total_training_steps=5",
-    "actor_rollout_ref.actor.shuffle=True",
-    "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
-    "actor_rollout_ref.actor.optim.lr_warmup_steps=2",
+    f"{ACTOR}.shuffle=True",
+    f"{ACTOR}.optim.lr_scheduler_type=cosine",
+    f"{ACTOR}.optim.lr_warmup_steps=2",
 ]
 PPO = [
     "trainer.total_training_steps=3",

@@ -7,26 +7,21 @@ import math
 from statistics import mean, variance
 
 import pytest
+from tiny import ROLLOUT, TINY
 
 from ragen.config.compose import resolve
 from ragen.train import loop
 
 GAMMA, LAM, HIGH = 0.97, 0.9, 0.8
 WORDS = [
-    "sokoban",
-    "model_path=pocket",
+    *TINY,
     "es_manager.train.env_groups=3",
-    "es_manager.train.group_size=3",
-    "es_manager.val.env_groups=1",
     "agent_proxy.max_turn=3",
     "agent_proxy.max_context_window=2",
-    "actor_rollout_ref.rollout.rollout_filter_strategy=top_k_abs",
-    "actor_rollout_ref.rollout.rollout_filter_value=2",
-    "actor_rollout_ref.rollout.rollout_filter_include_zero=True",
+    f"{ROLLOUT}.rollout_filter_strategy=top_k_abs",
+    f"{ROLLOUT}.rollout_filter_value=2",
     "ppo_mini_batch_size=4",
     "trainer.total_training_steps=2",
-    "trainer.test_freq=-1",
-    "trainer.val_before_train=False",
     "algorithm.adv_estimator=gae",
     f"algorithm.gamma={GAMMA}",
     f"algorithm.lam={LAM}",

@@ -13,38 +13,36 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import ACTOR, ROLLOUT, TINY
 
 from ragen.model.load import find_model
 from ragen.report.folder import RunFolder
-from ragen.train import workers
-from ragen.train.workers import Workers, launch
+from ragen.train import launcher
+from ragen.train.launcher import launch
+from ragen.train.workers import Workers
 from ragen.typed import ConfigError
 
 SOURCES = Path(__file__).parents[2] / "src"
 WORDS = [
     "train",
-    "sokoban",
-    "model_path=pocket",
+    *TINY,
     "es_manager.train.env_groups=4",
-    "es_manager.train.group_size=3",
     "es_manager.val.env_groups=3",
-    "agent_proxy.max_turn=2",
     # Of four groups three, and of their nine episodes five and four: nothing divides by two.
-    "actor_rollout_ref.rollout.rollout_filter_strategy=top_k_abs",
-    "actor_rollout_ref.rollout.rollout_filter_value=3",
-    "actor_rollout_ref.rollout.rollout_filter_include_zero=True",
+    f"{ROLLOUT}.rollout_filter_strategy=top_k_abs",
+    f"{ROLLOUT}.rollout_filter_value=3",
     "ppo_mini_batch_size=5",
     "micro_batch_size_per_gpu=2",
     "trainer.total_training_steps=5",
     "trainer.save_freq=5",
 ]
 # Four actions are not enough for any of these levels, so that the fifth validation ends the run.
-STOPPED = ["trainer.test_freq=1", "trainer.val_before_train=False", "seed.val=102"]
+STOPPED = ["trainer.test_freq=1", "seed.val=102"]
 PPO = [
     "trainer.test_freq=5",
     "algorithm.adv_estimator=gae",
-    "actor_rollout_ref.actor.use_kl_loss=True",
-    "actor_rollout_ref.actor.kl_loss_coef=0.1",
+    f"{ACTOR}.use_kl_loss=True",
+    f"{ACTOR}.kl_loss_coef=0.1",
     "agent_proxy.context_window_mode=limited_multi_turn",
 ]
 TWO = "trainer.n_gpus_per_node=2"
@@ -212,8 +210,8 @@ def ranks(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "executable", str(path))
         return len(lines)
 
-    monkeypatch.setattr(workers, "GRACE", 0.2)
-    monkeypatch.setattr(workers, "IMPATIENCE", 0.2)
+    monkeypatch.setattr(launcher, "GRACE", 0.2)
+    monkeypatch.setattr(launcher, "IMPATIENCE", 0.2)
     return write
 
 

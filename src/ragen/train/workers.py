@@ -7,16 +7,10 @@
 Work is dealt out item by item and gathered in the same order, so every worker then holds the same list, makes the same
 decisions and takes the same optimizer step. Nothing but the deal depends on how many there are.
 
-`launch` starts them on this machine, as children of this process; over several nodes torchrun does. What ends one of
-them ends all, with one message and one exit status.
+`launcher` starts them on one machine, torchrun on several. What ends one of them ends all, with one message.
 """
 
 import os
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,13 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ragen.typed import ConfigError, RunFailed
+from ragen.train.launcher import FAILED, MEETING, SHARED
+from ragen.typed import RunFailed
 
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
-SHARED = "RAGEN_WORKERS"  # a folder of all workers of one launch
-MEETING, FAILED = "meeting", "failed"  # in it: how they find each other, and the rank of the first that failed
 
 
 def _collective(method: Callable[..., T]) -> Callable[..., T]:
@@ -152,96 +145,9 @@ def _by_type(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
     return [bucket for buckets in kinds.values() for bucket in buckets]
 
 
-# --- starting them ------------------------------------------------------------------------------------------------
-
-
-def must_launch(num_workers: int) -> bool:
-    """Whether this process is to start the workers instead of being one."""
-    return num_workers > 1 and "RANK" not in os.environ
-
-
-ENDINGS = (0, 3, 130)  # exit statuses of a run that was not cut off: all its workers have the same
-GRACE, IMPATIENCE = 20.0, 2.0  # seconds that workers have to end: after one has failed, after a second Ctrl-C
-PAUSE = 0.05
-
-
-def launch(num_workers: int, num_nodes: int, arguments: Sequence[str]) -> int:
-    """Run `ragen train` with these arguments in so many processes on this machine; returns the run's exit status."""
-    if num_nodes > 1:
-        raise ConfigError(
-            f"trainer.nnodes={num_nodes}: start torchrun on every node yourself, for instance\n"
-            f"  torchrun --nnodes {num_nodes} --nproc-per-node {num_workers} --rdzv-backend c10d "
-            f"--rdzv-endpoint HOST:29500 -m ragen train {' '.join(arguments)}"
-        )
-    environment = dict(os.environ)
-    if not torch.cuda.is_available():
-        # Processes with all the cores' threads each would stand in each other's way.
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_workers)))
-    command = [sys.executable, "-m", "ragen", "train", *arguments]
-    processes: list[subprocess.Popen] = []
-    with tempfile.TemporaryDirectory() as shared, _passing_on(processes) as signals:
-        environment |= {SHARED: shared, "WORLD_SIZE": str(num_workers)}
-        for rank in map(str, range(num_workers)):
-            processes.append(subprocess.Popen(command, env=environment | {"RANK": rank, "LOCAL_RANK": rank}))
-        return _status(_wait(processes, signals), Path(shared) / FAILED, bool(signals))
-
-
 def _meeting_place() -> dict[str, Any]:
-    """The workers of `launch` meet in a file, those of torchrun as it tells them."""
+    """The workers of `launcher` meet in a file, those of torchrun as it tells them."""
     if SHARED not in os.environ:
         return {}
     place = f"file://{os.environ[SHARED]}/{MEETING}"
     return {"init_method": place, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-
-
-@contextmanager
-def _passing_on(processes: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
-    """Pass signals on to the workers, and list them.
-
-    A terminal tells everyone about Ctrl-C, a scheduler perhaps only this process. SIGTERM is right after both: workers
-    who know already take no notice of it.
-    """
-    signals: list[int] = []
-
-    def take(number: int, frame: Any) -> None:
-        signals.append(number)
-        for process in processes:
-            process.send_signal(signal.SIGTERM)
-
-    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _wait(processes: Sequence[subprocess.Popen], signals: Sequence[int]) -> list[int | None]:
-    """The exit statuses. Who is still there long after another has failed waits for it in vain: killed, None."""
-    since: dict[float, float] = {}  # patience -> when it began
-    while True:
-        codes = [process.poll() for process in processes]
-        if None not in codes:
-            return codes
-        if not set(codes) <= {None, *ENDINGS}:
-            since.setdefault(GRACE, time.monotonic())
-        if signals.count(signal.SIGINT) > 1:
-            since.setdefault(IMPATIENCE, time.monotonic())
-        if any(time.monotonic() - begun > patience for patience, begun in since.items()):
-            for process in processes:
-                process.kill()
-                process.wait()
-            return codes
-        time.sleep(PAUSE)
-
-
-def _status(codes: Sequence[int | None], failed: Path, is_interrupted: bool) -> int:
-    """One exit status for all: that of the first which failed."""
-    if is_interrupted and any(code is None or code < 0 for code in codes):
-        print("interrupted", file=sys.stderr)
-        return 130
-    for rank, code in enumerate(codes):
-        if code is not None and code < 0:
-            print(f"worker {rank} was killed by signal {-code}", file=sys.stderr)
-    first = codes[int(failed.read_text())] if failed.exists() else max(code or 0 for code in codes)
-    return 1 if first is None or min(code or 0 for code in codes) < 0 else first
