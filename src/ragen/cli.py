@@ -144,12 +144,13 @@ def _parser() -> argparse.ArgumentParser:
     play.set_defaults(verb=_play)
     report = verbs.add_parser(
         "report",
-        help="write the HTML report of a run folder",
-        description="Write the HTML report of a run folder, also of a run that still goes on or was killed.",
-        epilog="example:\n  ragen report checkpoints/RAGEN/pocket-sokoban",
+        help="write the HTML report of a run or of a whole experiment",
+        description="Write the HTML report of a run, also of one that still goes on or was killed; or of an "
+        "experiment, with a table of all its cells in Markdown besides.",
+        epilog="examples:\n  ragen report checkpoints/RAGEN/pocket-sokoban\n  ragen report logs/kl_sweep_pocket.log",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    report.add_argument("folder", metavar="RUN", help="the run folder")
+    report.add_argument("folder", metavar="RUN|SWEEP", help="a run folder, or an experiment's summary log or folder")
     report.set_defaults(verb=_report)
     _add_runs(verbs)
     doctor = verbs.add_parser(
@@ -300,9 +301,19 @@ def _report(options: argparse.Namespace) -> int:
     from ragen.report.html import write_report
 
     folder = RunFolder(_from_caller(options.folder))
-    if not folder.metrics_path.exists():
-        raise ValueError(f"{folder} is no run folder: it has no {folder.metrics_path.name}")
-    print(f"report: {write_report(folder)}")
+    if folder.metrics_path.exists():
+        print(f"report: {write_report(folder)}")
+        return 0
+    from ragen.experiment.sweep_report import find_record, write_sweep_report
+
+    record = find_record(folder.path)
+    if record is None:
+        raise ValueError(
+            f"{folder} is no run folder, which has a {folder.metrics_path.name}, and no experiment: name its summary "
+            "log, such as logs/kl_sweep_Qwen2.5-3B.log"
+        )
+    for path in write_sweep_report(record):
+        print(f"report: {path}")
     return 0
 
 

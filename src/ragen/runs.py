@@ -213,7 +213,13 @@ def different_settings(runs: Sequence[ListedRun]) -> dict[str, list[Any]]:
 
 
 def difference(first: ListedRun, second: ListedRun, tag: str) -> tuple[Difference | None, str]:
-    """How much more often the second succeeds at the last validation of each, level by level; or why that is unknown.
+    """How much more often the second succeeds at the last validation of each, level by level; or why that is unknown."""
+    before, after, problem = paired_outcomes(first, second, tag)
+    return (None, problem) if problem else (paired_difference(before, after), "")
+
+
+def paired_outcomes(first: ListedRun, second: ListedRun, tag: str) -> tuple[list[bool], list[bool], str]:
+    """Whether each succeeded, at its last validation, on the levels that both played; or why there are no pairs.
 
     Levels are the same where seed and first observation are: the same seed under other settings is another level.
     """
@@ -221,15 +227,15 @@ def difference(first: ListedRun, second: ListedRun, tag: str) -> tuple[Differenc
     for run in (first, second):
         episodes, problem = _last_episodes(run, tag)
         if problem:
-            return None, problem
+            return [], [], problem
         by_level = {(item["seed"], _first_state(item)): bool(item["success"]) for item in episodes}
         if len(by_level) < len(episodes):
-            return None, f"{run.name} played levels more than once, which makes no pairs"
+            return [], [], f"{run.name} played levels more than once, which makes no pairs"
         played.append(by_level)
     levels = sorted(played[0].keys() & played[1].keys())
     if not levels:
-        return None, "no level was played by both"
-    return paired_difference([played[0][level] for level in levels], [played[1][level] for level in levels]), ""
+        return [], [], "no level was played by both"
+    return [played[0][level] for level in levels], [played[1][level] for level in levels], ""
 
 
 def _last_episodes(run: ListedRun, tag: str) -> tuple[list[dict[str, Any]], str]:

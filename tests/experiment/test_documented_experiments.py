@@ -3,10 +3,11 @@
 import re
 
 import pytest
-from dry_runs import ROOT, dry_run, resolve_once, seed_text
+from dry_runs import ROOT, dry_run, seed_text
 
-import ragen.config.compose
 from ragen.experiment import spec
+
+pytestmark = pytest.mark.usefixtures("resolved_once")
 
 TEXT = (ROOT / "docs/experiments.md").read_text()
 COMMANDS = [
@@ -14,11 +15,6 @@ COMMANDS = [
     for block in re.findall(r"^```bash\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
     for line in block.splitlines()
 ]
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    monkeypatch.setattr(ragen.config.compose, "resolve", resolve_once)
 
 
 @pytest.mark.parametrize("line", COMMANDS, ids=lambda line: re.sub(r"\s+", " ", line)[:70])

@@ -78,7 +78,7 @@ def cluster():
     """Two nodes on this machine, of which tests may take the second away."""
     from ray.cluster_utils import Cluster
 
-    os.environ |= SETTINGS | {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "10"}
+    os.environ |= SETTINGS
     two = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     try:
         yield two
@@ -137,26 +137,34 @@ def test_training_runs_succeed_fail_stop_early_and_are_killed_and_resumed(cluste
     cluster.remove_node(node)
 
 
-# The first try sleeps until some run has a second one, which ends at once.
+# A first try waits until it is told to go on, a second one ends at once.
 TWICE = """
 if (folder / "once").exists():
-    (folder / "twice").touch()
     sys.exit(0)
 (folder / "once").write_text(str(os.getpid()))
 for _ in range(6000):
-    if list(pathlib.Path("saved").glob("*/twice")):
+    if pathlib.Path("go").exists():
         sys.exit(0)
     time.sleep(0.1)
 sys.exit("nobody was lost")
 """
 
 
+def first_tries(names):
+    """The processes of the first tries of these runs, once they are all there."""
+    files = [Path(f"saved/{name}/once") for name in names]
+    wait_for(lambda: all(file.exists() and file.read_text() for file in files), f"the runs {names}")
+    return [int(file.read_text()) for file in files]
+
+
 def test_a_run_on_a_node_that_is_lost_runs_elsewhere(cluster, capfd):
     node = cluster.add_node(**NODE)
 
     def lose():
-        wait_for(lambda: all(Path(f"saved/{name}/once").exists() for name in "ab"), "a run on each node")
+        pids = first_tries("ab")  # one on each node
         cluster.remove_node(node, allow_graceful=False)
+        wait_for(lambda: sum(map(is_alive, pids)) == 1, "the end of what was lost")
+        Path("go").touch()
 
     threading.Thread(target=lose, daemon=True).start()
     assert scheduler.run(make_plan("ab", Options(gpus=("cpu",), ray_address=cluster.address)), python(TWICE)) == 0
@@ -169,7 +177,7 @@ def test_a_run_whose_watcher_is_killed_begins_again_and_its_first_try_is_gone(cl
     raylet = cluster.head_node.all_processes["raylet"][0].process.pid
 
     def kill():
-        wait_for(lambda: Path("saved/a/once").exists() and Path("saved/a/once").read_text(), "the run")
+        first_tries("a")
         found = subprocess.run(["pgrep", "-P", str(raylet), "-f", "ray::run_child"], capture_output=True, text=True)
         os.kill(int(found.stdout), signal.SIGKILL)
 

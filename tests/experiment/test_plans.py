@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 from dry_runs import ROOT, dry_run, effective, resolve_once
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import ragen.config.compose
 from ragen.experiment import slots, spec
 from ragen.experiment.cell import Options, words
 from ragen.experiment.check import check
 from ragen.experiment.plan import expand, plans
 from ragen.experiment.values import make
 from ragen.typed import ConfigError
+
+pytestmark = pytest.mark.usefixtures("resolved_once")
 
 SMALL = (
     "es_manager.train.env_groups=2",
@@ -28,11 +29,6 @@ SMALL = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",
     "critic.ppo_mini_batch_size=8",
 )
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    monkeypatch.setattr(ragen.config.compose, "resolve", resolve_once)
 
 
 def kl(values: str, **others) -> Options:
@@ -84,6 +80,7 @@ def test_wrong_values_name_the_option_and_the_value(kind, text):
 coefficients = st.decimals(0, 10, places=3).map(lambda value: f"{value.normalize():f}")
 
 
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(coefficients, min_size=1, max_size=6), st.sampled_from(["True", "False"]))
 def test_kl_names_against_a_plain_loop(values, include_zero):
     labels = [value.replace(".", "") for value in values]
@@ -104,6 +101,7 @@ def test_kl_names_against_a_plain_loop(values, include_zero):
     assert plan.reference == next((label for value, label in zip(values, labels, strict=True) if value == "0"), None)
 
 
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from("12345"), min_size=1, max_size=6), st.integers(1, 9))
 def test_batches_never_span_groups(groups, size):
     plan = expand("smoke_test_for_ke", Options(settings=(("groups", ",".join(groups)), ("max_parallel", str(size)))))
@@ -119,6 +117,7 @@ def test_batches_never_span_groups(groups, size):
     assert [index for batch in plan.batches for index in batch] == list(range(len(plan.cells)))
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(1, 12), st.integers(1, 12))
 def test_cut(num, size):
     devices = tuple(map(str, range(num)))
@@ -402,10 +401,36 @@ def test_the_same_model_twice_is_refused():
     assert done.status == 2 and "would be the same run" in done.errors
 
 
-def test_everything_is_checked_before_a_start():
-    """A dry run resolves each value once, a start every run: here the two values are only wrong together."""
-    plan = expand("kl_sweep", kl("0,0.1", gpus=("cpu",), overrides=("es_manager.train.group_size=1",)))
-    assert check(plan, dry_run=True) == check(plan, dry_run=False)
+TWO_AXES = """
+options:
+  size: {kind: count, default: [16, 1]}
+  zero: {kind: bool, default: ["True", "False"]}
+extends: kl_sweep
+axes: [size, zero]
+values: {kl: {kind: coefficient, default: 0}}
+label: "{size}-{zero}"
+name: run_{size}_{zero}
+log: logs/{name}.log
+checkpoints: logs/{name}
+fields: ["size={size}", "zero={zero}"]
+overrides:
+  - es_manager.train.group_size={size}
+  - actor_rollout_ref.rollout.rollout_filter_include_zero={zero}
+"""
+
+
+def test_a_start_resolves_every_run_and_a_dry_run_every_value(tmp_path):
+    """Groups of one, and groups without variance dropped: each is fine, and both together leave nothing."""
+    (tmp_path / "two.yaml").write_text(TWO_AXES)
+    sizes = ("ppo_mini_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "critic.ppo_mini_batch_size=8")
+    plan = expand(str(tmp_path / "two.yaml"), Options(overrides=sizes))
+    assert [cell.name for cell in plan.cells] == ["run_16_True", "run_16_False", "run_1_True", "run_1_False"]
+    check(plan, dry_run=True)
+    with pytest.raises(ConfigError, match="run_1_False: .* nothing would be left"):
+        check(plan)
+
+
+def test_what_cannot_be_trained_yet_is_refused_at_a_start():
     unbuilt = expand("kl_sweep", kl("0.1", overrides=("trainer.gradient_analysis_mode=True",)))
     check(unbuilt, dry_run=True)
     with pytest.raises(ConfigError, match="sokoban_kl_sweep_nofilter_01-Qwen2.5-3B: this version cannot train"):

@@ -335,6 +335,7 @@ def test_a_run_that_is_lost_again_and_again_has_failed(fake):
 
 def test_a_node_that_goes_takes_its_slots_and_one_that_comes_brings_some(fake, monkeypatch):
     monkeypatch.setattr("ragen.experiment.fleet.LOOK_AT_NODES", 0.0)
+    monkeypatch.setattr(scheduler, "NODE_PATIENCE", 0.0)
     cluster = fake({"a": [None, 0]}, nodes=("one",))
     cluster.is_own = False
 

@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from dry_runs import effective, resolve_once
+from dry_runs import effective
 
-import ragen.config.compose
 from ragen.experiment.cell import Options, Plan
 from ragen.experiment.plan import expand
 from ragen.experiment.search import carry, score_of
@@ -14,8 +13,7 @@ from ragen.typed import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch, tmp_path):
-    monkeypatch.setattr(ragen.config.compose, "resolve", resolve_once)
+def elsewhere(resolved_once, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

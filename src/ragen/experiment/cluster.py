@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 
 from ragen.experiment import child
 from ragen.experiment.placing import Slot
-from ragen.typed import ConfigError
+from ragen.typed import ConfigError, RunFailed
 
 OBJECT_STORE = 100 << 20  # bytes: nothing large travels
+MOST_STARTS = 3
+QUIET = {"logging_level": logging.ERROR, "log_to_driver": False}
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # it would end watchers, not what they watch
@@ -116,29 +118,43 @@ def connected(address: str | None, num_devices: int) -> Iterator[Cluster]:
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
     import ray
 
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        ray.init(
-            "local",
-            num_cpus=num_devices,
-            num_gpus=0,
-            resources={_resource(place): 1 for place in range(num_devices)},
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE,
-            **quiet,
-        )
+        _start_here(ray, num_devices)
     else:
-        try:
-            ray.init(address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"--ray-address {address}: no Ray cluster answers there ({' '.join(str(error).split())[:200]}); "
-                "without an address, and without RAY_ADDRESS, the runs stay on this machine"
-            ) from None
+        _join(ray, address)
     try:
         yield Cluster(ray, address is None, num_devices)
     finally:
         ray.shutdown()
+
+
+def _start_here(ray: Any, num_devices: int) -> None:
+    for attempt in range(MOST_STARTS):
+        try:
+            ray.init(
+                "local",
+                num_cpus=num_devices,
+                num_gpus=0,
+                resources={_resource(place): 1 for place in range(num_devices)},
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE,
+                **QUIET,
+            )
+            return
+        except Exception as error:  # a plain one: on a busy machine Ray gives up on itself after half a minute
+            ray.shutdown()
+            if attempt == MOST_STARTS - 1:
+                raise RunFailed(f"Ray cannot be started on this machine: {_reason(error)}") from error
+
+
+def _join(ray: Any, address: str) -> None:
+    try:
+        ray.init(address, **QUIET)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"--ray-address {address}: no Ray cluster answers there ({_reason(error)}); without an address, and "
+            "without RAY_ADDRESS, the runs stay on this machine"
+        ) from None
 
 
 def _resource(place: int) -> str:

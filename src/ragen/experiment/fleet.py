@@ -38,10 +38,14 @@ class Fleet:
 
     def words(self) -> str:
         """For the head of the summary log."""
-        places = [f"{node.host}: {','.join(self._of(node))}" for node in self.nodes.values()]
-        first = next(iter(self.nodes.values()))
-        each = label(self._of(first)[: self.plan.options.gpus_per_exp or 1], self._names[first.id])
-        return f"devices: {' | '.join(places)} | per run: {each}"
+        places = [f"{node.host}: {','.join(self._of(node))}" for node in self._used()]
+        return f"devices: {' | '.join(places)} | per run: {self.gpu}"
+
+    @property
+    def gpu(self) -> str:
+        """What a run of the usual size gets."""
+        node = self._used()[0]
+        return label(self._of(node)[: self.plan.options.gpus_per_exp or 1], self._names[node.id])
 
     def take(self, cell: Cell, now: float) -> Slot | None:
         return self.pool.take(num_devices(cell, self._devices), now)
@@ -75,6 +79,10 @@ class Fleet:
                 except ConfigError as error:
                     notes.append(f"node {node.host} is not used: {error}")
         return notes
+
+    def _used(self) -> list[Node]:
+        """Those that have devices, or had some before they were lost."""
+        return [node for node in self.nodes.values() if CPU in self._devices or self._names[node.id]]
 
     def _of(self, node: Node) -> tuple[str, ...]:
         return self._devices or tuple(str(number) for number in range(node.num_gpus))

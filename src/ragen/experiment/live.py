@@ -133,8 +133,8 @@ class View:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def done_before(self, cell: Cell, status: str) -> None:
-        self.rows[cell.name].status = status
+    def done_before(self, name: str, status: str) -> None:
+        self.rows[name].status = status
 
     def started(self, cell: Cell, slot: str, log_offset: int) -> None:
         self.rows[cell.name] = Row(cell, "running", slot, Progress(cell.log_path, log_offset), self._clock())

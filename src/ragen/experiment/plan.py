@@ -179,19 +179,24 @@ def _value(option: OptionSpec, text: str, known: Mapping[str, Any]) -> Value:
     """What an option's text stands for, with the parts that its case gives it."""
     if not text:
         return Value("")
-    case = next((case for case in option.cases if case != "*" and case.lower() == text.lower()), None)
-    if option.cases and case is None and "*" not in option.cases:
-        raise ConfigError(f"{option.shown} {text}: unknown{_choices(option)}")
+    case = _case(option, text)
     try:
         value = make(option.kind, case or text, option.shown)
     except ConfigError:
         if case is None:
             raise
-        value = Value(case, {"label": label(case)})
+        value = Value(case, {"label": label(case)})  # a word beside the numbers: nofilter
+    case = case or _case(option, value.text)
+    if option.cases and case is None and "*" not in option.cases:
+        raise ConfigError(f"{option.shown} {text}: unknown{_choices(option)}")
     parts = dict(option.cases.get(case or "*", {}))
     overrides = tuple(parts.pop("overrides", ()))
     scope = Scope({**known, "this": value}, {}, None)
     return replace(value, parts={**value.parts, **{k: scope.fill(v) for k, v in parts.items()}}, overrides=overrides)
+
+
+def _case(option: OptionSpec, text: str) -> str | None:
+    return next((case for case in option.cases if case != "*" and case.lower() == text.lower()), None)
 
 
 def _values(option: OptionSpec, text: str, known: Mapping[str, Any]) -> list[Value]:

@@ -23,7 +23,7 @@ import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -280,66 +280,80 @@ def _put_aside(path: Path) -> None:
 # --- the record ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Record:
+    """What an experiment has written about itself. Paths are relative to `root`."""
+
+    experiment: str
+    title: str
+    summary: Path
+    fields: tuple[str, ...]
+    reference: str | None
+    cells: dict[str, Cell]  # by name
+    root: Path
+
+
 def record_path(summary: Path) -> Path:
     return summary.with_name(f"{summary.name.removesuffix('.log')}.json")
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """What an experiment has written about itself."""
+def read_record(path: Path) -> Record:
     try:
-        record = json.loads(path.read_bytes())
-    except ValueError:
-        record = None
-    if not isinstance(record, dict) or not {"experiment", "summary", "fields", "cells"} <= record.keys():
-        raise ConfigError(f"{path} is not the record of an experiment")
-    return record
+        stored = json.loads(path.read_bytes())
+        summary = Path(stored["summary"])
+        return Record(
+            stored["experiment"],
+            stored["title"],
+            summary,
+            tuple(stored["fields"]),
+            stored["reference"],
+            {entry["name"]: _cell(entry) for entry in stored["cells"]},
+            path.resolve().parents[len(summary.parts) - 1] if not summary.is_absolute() else Path("/"),
+        )
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ConfigError(f"{path} is not the record of an experiment ({error!r})") from None
 
 
 def write_record(plan: Plan, cells: Iterable[Cell], is_fresh: bool = False) -> None:
     """Note what cells were told to run. Other cells of the same experiment keep their entries unless `is_fresh`."""
-    path = record_path(plan.summary_path)
     with SummaryLog(plan.summary_path).locked():
-        entries = {} if is_fresh else recorded_cells(plan.summary_path)
-        entries |= {cell.name: _entry(cell) for cell in cells}
+        known = {} if is_fresh else recorded_cells(plan.summary_path)
+        known |= {cell.name: cell for cell in cells}
         order = {cell.name: place for place, cell in enumerate(plan.cells)}
         record = {
             "experiment": plan.name,
             "title": plan.title,
             "summary": str(plan.summary_path),
-            "fields": list(plan.summary_fields),
+            "fields": plan.summary_fields,
             "reference": plan.reference,
-            "cells": sorted(entries.values(), key=lambda entry: order.get(entry["name"], len(order))),
+            "cells": [
+                asdict(cell) for cell in sorted(known.values(), key=lambda cell: order.get(cell.name, len(order)))
+            ],
         }
-        write_whole(path, json.dumps(record, indent=1).encode())
+        write_whole(record_path(plan.summary_path), json.dumps(record, indent=1, default=str).encode())
 
 
-def recorded_cells(summary: Path) -> dict[str, dict[str, Any]]:
-    """Cell name -> its entry; none where there is no record."""
+def recorded_cells(summary: Path) -> dict[str, Cell]:
+    """By name; none where there is no record."""
     path = record_path(summary)
-    return {entry["name"]: entry for entry in read_record(path)["cells"]} if path.exists() else {}
+    return read_record(path).cells if path.exists() else {}
 
 
-def _entry(cell: Cell) -> dict[str, Any]:
-    return {
-        "name": cell.name,
-        "label": cell.label,
-        "group": cell.group,
-        "seed": cell.seed,
-        "fields": [list(pair) for pair in cell.fields],
-        "start": list(cell.start),
-        "overrides": list(cell.overrides),
-        "log": str(cell.log_path),
-        "folder": str(cell.checkpoint_dir),
-    }
+def _cell(entry: Mapping[str, Any]) -> Cell:
+    """A cell as it was before JSON made lists and texts of it."""
+    paths = {name: Path(entry[name]) for name in ("log_path", "result_path", "checkpoint_dir")}
+    words = {name: tuple(entry[name]) for name in ("start", "overrides")}
+    pairs = tuple((name, value) for name, value in entry["fields"])
+    return Cell(**{**entry, **paths, **words, "fields": pairs})
 
 
-def changed_settings(cell: Cell, entry: Mapping[str, Any]) -> list[str]:
-    """The words in which a recorded cell differs from one of the same name, where it may make its numbers differ."""
-    before, now = (_settings(words) for words in (entry["overrides"], cell.overrides))
-    if list(cell.start) != entry["start"]:
-        return [f"{' '.join(entry['start'])}, now {' '.join(cell.start)}"]
-    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    return [f"{key}={before.get(key, '(unset)')}, now {now.get(key, '(unset)')}" for key in keys]
+def changed_settings(now: Cell, before: Cell) -> list[str]:
+    """In words, what differs between a cell and one of the same name, where it may make its numbers differ."""
+    if now.start != before.start:
+        return [f"{' '.join(before.start)}, now {' '.join(now.start)}"]
+    old, new = _settings(before.overrides), _settings(now.overrides)
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return [f"{key}={old.get(key, '(unset)')}, now {new.get(key, '(unset)')}" for key in keys]
 
 
 def _settings(words: Iterable[str]) -> dict[str, str]:

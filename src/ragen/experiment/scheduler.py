@@ -17,8 +17,8 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,7 @@ from ragen.typed import ConfigError
 PAUSE = 0.5  # seconds between two looks at the runs
 MOST_LOSSES = 3  # of one run; after so many it counts as failed
 OWNER_PATIENCE = 30.0  # seconds after which nothing of a lost node is alive
+NODE_PATIENCE = 20.0  # seconds until Ray knows whether the node of a lost run is lost too
 COLLAPSE = "collapse_time"
 
 Command = Callable[[Cell, tuple[str, ...]], list[str]]
@@ -68,28 +69,26 @@ def run(plan: Plan, command: Command = train_command, grace: float = child.GRACE
     """
     address = plan.options.ray_address or os.environ.get("RAY_ADDRESS") or None
     devices = _devices(plan, address)
-    with ExitStack() as stack:
-        locks = stack.enter_context(held([cell.result_path for cell in plan.cells], plan.name))
+    with held([cell.result_path for cell in plan.cells], plan.name) as locks, ExitStack() as stack:
         log = SummaryLog(plan.summary_path)
         done, notes = _done(plan, log)
-        todo = [cell for cell in plan.cells if cell.name not in done]
         for cell in plan.cells:
             if cell.name in done:
                 locks.release(cell.result_path)
-        if todo:
-            gpu_names = _gpu_names(devices) if address is None else {}
-            cluster = stack.enter_context(connected(address, max(1, len(devices))))
+        if len(done) == len(plan.cells):
+            return _close(plan, log)
+        gpu_names = _gpu_names(devices) if address is None else {}
+        with connected(address, max(1, len(devices))) as cluster:
             fleet = Fleet(plan, cluster, devices, gpu_names)
-            notes += _open(plan, stack, log, todo, done, fleet)
-            view = stack.enter_context(make_view(plan))
-            for cell in plan.cells:
-                if cell.name in done:
-                    view.done_before(cell, done[cell.name])
-            for note in notes:
-                view.note(note)
-            if not Sweep(plan, command, grace, log, view, fleet).run(todo):
-                return _interrupted(plan, log, view)
-        return _close(plan, log, is_written=bool(todo))
+            notes += stack.enter_context(_opened(plan, log, done, fleet))
+            with make_view(plan) as view:
+                for name, status in done.items():
+                    view.done_before(name, status)
+                for note in notes:
+                    view.note(note)
+                todo = [cell for cell in plan.cells if cell.name not in done]
+                is_complete = Sweep(plan, command, grace, log, view, fleet).run(todo)
+        return _close(plan, log, fleet.gpu) if is_complete else _interrupted(plan, log)
 
 
 # --- before -------------------------------------------------------------------------------------------------------
@@ -136,34 +135,34 @@ def _done(plan: Plan, log: SummaryLog) -> tuple[dict[str, str], list[str]]:
     return done, notes
 
 
-def _open(
-    plan: Plan, stack: ExitStack, log: SummaryLog, todo: Sequence[Cell], done: Mapping[str, str], fleet: Fleet
-) -> list[str]:
-    """Begin the summary log and the record; returns what there is to say."""
+@contextmanager
+def _opened(plan: Plan, log: SummaryLog, done: Mapping[str, str], fleet: Fleet) -> Iterator[list[str]]:
+    """Begin the summary log and the record, which stay ours; yields what there is to say."""
     wants_fresh = not plan.options.resume and not plan.append_summary
-    is_alone = stack.enter_context(log.shared(wants_fresh))
-    is_fresh = wants_fresh and is_alone
-    notes = []
-    if wants_fresh and not is_alone:
-        notes.append(f"others are writing to {plan.summary_path}: it is added to")
-    if COLLAPSE in plan.summary_fields:
-        notes.append("collapse is not measured in this version: its fields are N/A")
-    word = "Resumed" if log.text() else "Started"
-    skipped = [f"Skipping: {name} (status={status})" for name, status in done.items()]
-    opening = [f"=== {plan.title} {word}: {date()} ===", *plan.header, fleet.words(), *notes, *skipped, ""]
-    log.append(["", *opening] if log.text() else opening)
-    known = {} if is_fresh else recorded_cells(plan.summary_path)
-    write_record(plan, [cell for cell in plan.cells if cell.name not in known], is_fresh)
-    return notes
+    with log.shared(wants_fresh) as is_alone:
+        is_fresh = wants_fresh and is_alone
+        notes = []
+        if wants_fresh and not is_alone:
+            notes.append(f"others are writing to {plan.summary_path}: it is added to")
+        if COLLAPSE in plan.summary_fields:
+            notes.append("collapse is not measured in this version: its fields are N/A")
+        word = "Resumed" if log.text() else "Started"
+        skipped = [f"Skipping: {name} (status={status})" for name, status in done.items()]
+        opening = [f"=== {plan.title} {word}: {date()} ===", *plan.header, fleet.words(), *notes, *skipped, ""]
+        log.append(["", *opening] if log.text() else opening)
+        known = {} if is_fresh else recorded_cells(plan.summary_path)
+        write_record(plan, [cell for cell in plan.cells if cell.name not in known], is_fresh)
+        yield notes
 
 
 # --- after --------------------------------------------------------------------------------------------------------
 
 
-def _close(plan: Plan, log: SummaryLog, is_written: bool) -> int:
+def _close(plan: Plan, log: SummaryLog, gpu: str | None = None) -> int:
+    """The totals, also into the summary log where something has run; returns the exit status."""
     latest = latest_lines(plan.cells, plan.summary_fields, log.text())
-    block = closing_block(plan, latest)
-    if is_written:
+    block = closing_block(plan, latest, gpu or "")
+    if gpu is not None:
         log.append(block)
     print("\n".join(block[1:]))
     print(f"summary: {plan.summary_path}\nreport: ./ragen report {plan.summary_path}", flush=True)
@@ -171,12 +170,12 @@ def _close(plan: Plan, log: SummaryLog, is_written: bool) -> int:
     return 0 if statuses == {"success"} else 1
 
 
-def _interrupted(plan: Plan, log: SummaryLog, view: View) -> int:
+def _interrupted(plan: Plan, log: SummaryLog) -> int:
     latest = latest_lines(plan.cells, plan.summary_fields, log.text())
     totals = totals_line(status_of(latest.get(cell.name, "")) for cell in plan.cells)
     log.append(["", f"=== {plan.title} Interrupted: {date()} | {totals} ==="])
     how = "the same command" if plan.append_summary else "the same command with --resume"
-    view.note(f"interrupted: {totals}; {how} goes on from there")
+    print(f"interrupted: {totals}; {how} goes on from there", flush=True)
     return 130
 
 
@@ -300,14 +299,19 @@ class Sweep:
         for handle in self.fleet.cluster.wait(list(self.running), PAUSE) or self._nap():
             one = self.running.pop(handle)
             ended = self.fleet.cluster.result(handle)
-            pause = 0.0 if self._pauses_between_batches else self._cooldown
-            self.fleet.pool.give_back(one.slot, time.monotonic() + pause)
+            self.fleet.pool.give_back(one.slot, time.monotonic() + self._pause_after(ended))
             if self.interrupt.is_set and (ended is None or ended.get("status") not in (0, 3)):
                 self.view.ended(one.cell, "interrupted")
             elif ended is None:
                 self._lost(one, queue)
             else:
                 self._finish(one.cell, judge(one.cell, ended, self.fleet.label(one.slot), one.log_offset))
+
+    def _pause_after(self, ended: Mapping[str, Any] | None) -> float:
+        """How long the devices of a run stay empty."""
+        if ended is None and not self.fleet.cluster.is_own:
+            return NODE_PATIENCE
+        return 0.0 if self._pauses_between_batches else self._cooldown
 
     def _nap(self) -> tuple[()]:
         if not self.running:  # all wait for a pause to pass or for a node to come

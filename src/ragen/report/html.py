@@ -145,12 +145,16 @@ def _read_episodes(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 def render(run: Run) -> str:
     body = "".join(filter(None, (section(run) for section in SECTIONS)))
-    title = escape(f"{_name(run)} · ragen")
+    return page(f"{_name(run)} · ragen", body)
+
+
+def page(title: str, body: str, more_css: str = "") -> str:
+    """A whole HTML file that needs nothing else."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<title>{title}</title><style>{CSS}</style></head><body>{body}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{CSS}{more_css}</style></head><body>{body}</body></html>\n"
     )
 
 
