@@ -209,7 +209,7 @@ def test_over_the_vocabulary_in_chunks(models, batch, monkeypatch):
     whole = policy.score(ours, packed, TEMPERATURE, reference)
     monkeypatch.setattr(policy, "MAX_CHUNK_LOGITS", 3 * VOCAB)
     chunked = policy.score(ours, packed, TEMPERATURE, reference)
-    assert torch.allclose(whole.full_kl, chunked.full_kl, atol=1e-6) and float(whole.full_kl.min()) > 0
+    assert torch.allclose(whole.full_kl, chunked.full_kl, atol=1e-6) and bool((whole.full_kl > 0).all())
     chunked.full_kl.sum().backward()
     assert all(parameter.grad is None for parameter in reference.parameters())
     assert all(parameter.grad is not None for parameter in ours.parameters())

@@ -106,7 +106,7 @@ def test_two_equal_one_ppo_and_go_on_after_an_interrupt(nursery, tmp_path):
     assert nursery.run(*WORDS, *PPO, f"trainer.default_local_dir={one}").status == 0
     command = [*WORDS, *PPO, TWO, f"trainer.default_local_dir={two}"]
     launched = Launched(tmp_path, *command)
-    launched.wait_for("step:2")
+    launched.wait_for("\nstep:2 ")
     launched.process.send_signal(signal.SIGINT)  # the launcher alone hears it
     assert launched.status() == 130, launched.err.read_text()
     assert f"saved in {two}/global_step_" in launched.out.read_text()
