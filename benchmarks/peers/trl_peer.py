@@ -194,6 +194,8 @@ def make_trainer(request, callback):
     tokenizer = AutoTokenizer.from_pretrained(request["folder"], padding_side="left")
     attention = settings.pop("attn_implementation", "sdpa")
     model = AutoModelForCausalLM.from_pretrained(request["folder"], dtype=torch.float32, attn_implementation=attention)
+    # Where the padding token ends turns, too, as SmolLM2's does, transformers leaves its gradient out.
+    model.get_input_embeddings().padding_idx = None
     score_only_replies(settings.pop("score_only_replies", False))
     more = {}
     if request["kind"] == "environment":

@@ -36,7 +36,7 @@ def test_what_is_typed_wins_in_both_dialects(monkeypatch):
     assert tree["es_manager.train.group_size"] == 4
     assert tree["trainer.test_freq"] == 7
     assert tree["actor_rollout_ref.actor.optim.lr"] == 3e-5
-    assert tree["es_manager.train.env_groups"] == 8
+    assert tree["es_manager.train.env_groups"] == 16
 
 
 def test_a_typed_board_and_typed_tags_stay(monkeypatch):

@@ -46,7 +46,8 @@ def kl(values: str, **others) -> Options:
         ("coefficient", "1E-3", "{v:label} {v:on}", "1e-3 True"),
         ("bool", "yes", "{v}", "True"),
         ("bool", "0", "{v}", "False"),
-        ("model", "Qwen/Qwen2.5-0.5B-Instruct", "{v:name} {v:short} {v:size}", "Qwen2.5-0.5B-Instruct 0_5B_instruct 0.5B"),
+        ("model", "Qwen/Qwen2.5-0.5B-Instruct", "{v:short} {v:size}", "0_5B_instruct 0.5B"),
+        ("model", "Qwen/Qwen2.5-0.5B-Instruct", "{v:name} {v}", "Qwen2.5-0.5B-Instruct Qwen/Qwen2.5-0.5B-Instruct"),
         ("model", "Qwen2.5-3B", "{v:path} {v:full}", "Qwen/Qwen2.5-3B Qwen2.5-3B"),
         ("model", "meta-llama/Llama-3.2-3B", "{v:path} {v:full}", "meta-llama/Llama-3.2-3B meta-llama__Llama-3.2-3B"),
         ("model", "pocket", "{v:path} {v:size} {v:short}", "pocket pocket pocket"),
@@ -156,7 +157,11 @@ def test_seeds_pair_the_runs():
     plan = expand("kl_sweep", kl("0,0.01", seeds=3, overrides=("seed.train=7",)))
     assert [cell.name.rpartition("-")[2] for cell in plan.cells] == ["s0", "s1", "s2"] * 2
     assert [cell.label for cell in plan.cells] == ["0-s0", "0-s1", "0-s2", "001-s0", "001-s1", "001-s2"]
-    assert [cell.overrides[-1] for cell in plan.cells] == ["seed.train=7", "seed.train=1000007", "seed.train=2000007"] * 2
+    assert [cell.overrides[-1] for cell in plan.cells] == [
+        "seed.train=7",
+        "seed.train=1000007",
+        "seed.train=2000007",
+    ] * 2
     assert plan.cells[4].checkpoint_dir == Path(
         "model_saving/kl_sweep_Qwen2.5-3B/001/sokoban_kl_sweep_nofilter_001-Qwen2.5-3B-s1"
     )
@@ -204,7 +209,10 @@ def test_smoke_follows_the_flags_in_force():
 def test_smoke_counts_groups_of_the_config_in_force():
     settings = (("groups", "3"), ("strategy", "top_k"))
     plan = expand("smoke_test_for_ke", Options(settings=settings, overrides=("es_manager.train.env_groups=100",)))
-    counts = [effective({"overrides": cell.overrides})["actor_rollout_ref.rollout.rollout_filter_value"] for cell in plan.cells]
+    counts = [
+        effective({"overrides": cell.overrides})["actor_rollout_ref.rollout.rollout_filter_value"]
+        for cell in plan.cells
+    ]
     assert counts == ["100", "80", "60", "40"]
 
 
@@ -293,13 +301,21 @@ def test_every_experiment_is_whole(name):
 
 
 def test_main_table_algorithms_differ_in_what_the_document_says():
-    plan = expand("main_table_diff_algo", Options(settings=(("task", "frozenlake"), ("filter", "nofilter"), ("algo", "ppo,DAPO,GRPO,drgrpo"))))
+    plan = expand(
+        "main_table_diff_algo",
+        Options(settings=(("task", "frozenlake"), ("filter", "nofilter"), ("algo", "ppo,DAPO,GRPO,drgrpo"))),
+    )
     clip = "actor_rollout_ref.actor.clip_ratio_high"
     found = {cell.name.split("-")[1]: effective({"overrides": cell.overrides}) for cell in plan.cells}
     assert (found["PPO"][clip], found["DAPO"][clip]) == ("0.2", "0.28")
     assert clip not in found["GRPO"] and clip not in found["DrGRPO"]
     assert found["DAPO"]["actor_rollout_ref.actor.kl_loss_coef"] == "0.0"
-    assert [found[algo]["algorithm.adv_estimator"] for algo in ("PPO", "DAPO", "GRPO", "DrGRPO")] == ["gae", "gae", "grpo", "grpo"]
+    assert [found[algo]["algorithm.adv_estimator"] for algo in ("PPO", "DAPO", "GRPO", "DrGRPO")] == [
+        "gae",
+        "gae",
+        "grpo",
+        "grpo",
+    ]
     assert found["DrGRPO"]["algorithm.norm_adv_by_std_in_grpo"] == "False"
     assert found["PPO"]["custom_envs.CoordFrozenLake.env_config.success_rate"] == "1.0"
     assert plan.cells[0].start == ("--config-name", "_3_frozen_lake")
@@ -355,7 +371,7 @@ REFUSED = {
     "./ragen sweep smoke_test_for_ke --ray-num-cpus 4": "unknown option --ray-num-cpus",
     "./ragen sweep smoke_test_for_ke --groups 3 --gpus 0 --config nothing": "no such recipe",
     "./ragen sweep all_kl_entropy --kl-type kl": "unknown option --kl-type",
-    "./ragen sweep main_table_diff_algo --tasks webshop": "--tasks webshop: unknown: one of sokoban, frozenlake, bandit",
+    "./ragen sweep main_table_diff_algo --tasks webshop": "webshop: unknown: one of sokoban, frozenlake, bandit",
     "./ragen sweep main_table_diff_size --model pocket --models pocket": "keep one of them",
     "./ragen sweep main_table_diff_model --models a/x,a__x": "one label",
     "./ragen sweep frozen_lake_slipper_rate_sweep --slipper-rate 1": "write 1% or 100",
@@ -366,7 +382,7 @@ REFUSED = {
     "./ragen sweep hyperparam_search --env_name sokoban --search_group 5": "--search_group 5: there is no such group",
     "./ragen sweep hyperparam_search --env_name sokoban --search_group 1 --n_rollout 4": "is what group 1 searches",
     "./ragen sweep hyperparam_search --env_name sokoban --search_group 1 --gpus 0,1,2,3 --n_gpus 3": "slots of 3",
-    "./ragen sweep hyperparam_search --env_name sokoban --search_group 2 --train_batch_size x --n_rollout 4": "--train_batch_size x",
+    "./ragen sweep hyperparam_search --env_name sokoban --search_group 3 --train_batch_size x": "--train_batch_size x: ",
 }  # fmt: skip
 
 
@@ -397,7 +413,10 @@ def test_runs_made_equal_by_fewer_groups_are_named():
 
 
 def test_the_same_model_twice_is_refused():
-    done = dry_run("./ragen sweep main_table_diff_model --tasks sokoban --filters filter --models Qwen2.5-3B,Qwen/Qwen2.5-3B --gpus 0")
+    done = dry_run(
+        "./ragen sweep main_table_diff_model --tasks sokoban --filters filter --gpus 0 "
+        "--models Qwen2.5-3B,Qwen/Qwen2.5-3B"
+    )
     assert done.status == 2 and "would be the same run" in done.errors
 
 
@@ -426,14 +445,14 @@ def test_a_start_resolves_every_run_and_a_dry_run_every_value(tmp_path):
     plan = expand(str(tmp_path / "two.yaml"), Options(overrides=sizes))
     assert [cell.name for cell in plan.cells] == ["run_16_True", "run_16_False", "run_1_True", "run_1_False"]
     check(plan, dry_run=True)
-    with pytest.raises(ConfigError, match="run_1_False: .* nothing would be left"):
+    with pytest.raises(ConfigError, match=r"run_1_False: .* nothing would be left"):
         check(plan)
 
 
 def test_what_cannot_be_trained_yet_is_refused_at_a_start():
     unbuilt = expand("kl_sweep", kl("0.1", overrides=("trainer.gradient_analysis_mode=True",)))
     check(unbuilt, dry_run=True)
-    with pytest.raises(ConfigError, match="sokoban_kl_sweep_nofilter_01-Qwen2.5-3B: this version cannot train"):
+    with pytest.raises(ConfigError, match=r"sokoban_kl_sweep_nofilter_01-Qwen2\.5-3B: this version cannot train"):
         check(unbuilt)
 
 
@@ -533,9 +552,8 @@ def test_help_shows_options_defaults_and_examples(capsys):
 
 def test_every_script_sets_up_and_calls_its_experiment():
     scripts = {ROOT / spec.load(name).script: name for name in spec.names()}
-    assert set((ROOT / "scripts/runs").glob("*.sh")) <= scripts.keys()
     for path, name in scripts.items():
         text = path.read_text()
         assert os.access(path, os.X_OK) and text.startswith("#!/usr/bin/env bash\n") and "set -euo pipefail" in text
         if name != "all_kl_entropy":
-            assert "env.sh" in text and f"ragen sweep {name} " in text or f":-{name}}}" in text
+            assert "/env.sh" in text and (f"ragen sweep {name} " in text or f":-{name}}}" in text)

@@ -1,10 +1,12 @@
-"""Every experiment command of the published documents prints the plan that their text describes."""
+"""Every experiment command of the published documents, and of ours, prints the plan that the text describes."""
 
 import re
 from itertools import product
 
 import pytest
-from dry_runs import DryRun, dry_run, effective, seed_text
+from dry_runs import ROOT, DryRun, dry_run, effective, seed_text
+
+from ragen.experiment import spec
 
 pytestmark = pytest.mark.usefixtures("resolved_once")
 
@@ -18,7 +20,7 @@ def commands(seed: str) -> list[str]:
     """What a document says to type, in one line each; gradient analysis is not an experiment of several runs."""
     text = seed_text(seed).replace("\\\n", " ")
     found = re.findall(r"^bash (?:scripts/|run_all).*$", text, flags=re.MULTILINE)
-    return [re.sub(r"\s+", " ", line) for line in found if "grad_analysis" not in line]
+    return [re.sub(r"\s+", " ", line).strip() for line in found if "grad_analysis" not in line]
 
 
 def run(command: str) -> DryRun:
@@ -115,7 +117,9 @@ def test_what_the_kl_document_lists_is_passed():
 
 def test_what_the_sweep_document_lists_is_passed_by_all_three():
     shared = seed_text("002").split("Shared setup across all three sweeps:")[1]
-    shared = re.sub(r"(?=(?:trainer|actor_rollout_ref|critic|es_manager|algorithm)\.)", "\n", shared)  # some run together
+    shared = re.sub(
+        r"(?=(?:trainer|actor_rollout_ref|critic|es_manager|algorithm)\.)", "\n", shared
+    )  # some run together
     pairs = re.findall(r"^((?:\w+\.)+\w+)=(\S+?),?\s*$", shared, flags=re.MULTILINE)
     pairs += [
         (f"actor_rollout_ref.rollout.{key}", value)
@@ -306,3 +310,33 @@ def test_model_scaling_has_the_rows_of_the_document():
         assert one["log"] == f"log/terminal/{row['model.experiment_name']}.log"
         assert one["checkpoints"] == f"checkpoints/RAGEN/{row['model.experiment_name']}"
         assert words["system.n_gpus"] == row.get("system.n_gpus", "1")
+
+
+# --- docs/experiments.md -------------------------------------------------------------------------------------------
+
+DOCS = (ROOT / "docs/experiments.md").read_text()
+OURS = [
+    line
+    for block in re.findall(r"^```bash\n(.*?)^```", DOCS, flags=re.MULTILINE | re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+@pytest.mark.parametrize("line", OURS, ids=lambda line: re.sub(r"\s+", " ", line)[:70])
+def test_command(line):
+    command, _, remark = line.partition("#")
+    done = dry_run(re.sub(r"\s+", " ", command).strip())
+    assert done.status == 0, done.errors
+    count = re.match(r" (\d+) runs", remark)
+    assert len(done.runs) == (int(count[1]) if count else 6)
+
+
+def test_every_experiment_is_documented():
+    for name in spec.names():
+        assert f"bash {spec.load(name).script}" in DOCS
+
+
+def test_every_command_of_the_published_documents_is_there():
+    shown = [re.sub(r"\s+", " ", line.partition("#")[0]).strip() for line in OURS]
+    for seed in EXPECTED:
+        assert set(commands(seed)) <= set(shown)

@@ -22,11 +22,15 @@ WEIGHTS = "actor/model.safetensors"
 
 @pytest.fixture(scope="module")
 def trained(nursery, tmp_path_factory):
-    """Two steps, each saved; with a third one asked for it goes on."""
-    folder = tmp_path_factory.mktemp("trained") / "run"
+    """What a run of three steps leaves that was killed in its third: two steps, each saved."""
+    folder = RunFolder(tmp_path_factory.mktemp("trained") / "run")
     ended = nursery.run(*WORDS, "trainer.total_training_steps=2", f"trainer.default_local_dir={folder}")
     assert ended.status == 0, ended.err
-    return folder
+    text = folder.config_path.read_text()
+    assert text.count("total_training_steps: 2\n") == 1
+    folder.config_path.write_text(text.replace("total_training_steps: 2\n", "total_training_steps: 3\n"))
+    folder.finished_path.unlink()
+    return folder.path
 
 
 @pytest.fixture

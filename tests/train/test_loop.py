@@ -86,8 +86,12 @@ def test_another_seed_gives_another_run(finished, tmp_path):
 
 
 def test_sampler_and_learner_agree(finished):
-    differences = [row["rollout/log_prob_diff_max"] for row in rows(finished) if "rollout/log_prob_diff_max" in row]
-    assert differences and max(differences) < 1e-4
+    """To what float32 can do: log-probs near -10 after sharp attention are good to a few 1e-6."""
+    updated = [row for row in rows(finished) if "rollout/log_prob_diff_max" in row]
+    assert updated
+    assert max(row["rollout/log_prob_diff_max"] for row in updated) < 1e-5
+    assert max(row["rollout/log_prob_diff_mean"] for row in updated) < 5e-7
+    assert max(row["rollout/sampler_learner_kl"] for row in updated) < 1e-10
 
 
 def test_a_finished_folder_is_not_touched(finished, capsys):

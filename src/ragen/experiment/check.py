@@ -2,12 +2,13 @@
 
     notes = check(plan)                    # ConfigError for a value that cannot work, naming the run
     check(plan, dry_run=True)              # each value in one run at least, and what cannot be trained yet is let pass
+    check_all(plans)                       # of a series; a dry run tries no value twice
 
 Runs that would be equal but for names, folders, devices and W&B: an error where the experiment itself makes them equal,
 a note where the user's overrides do. Repetitions differ in their seed only, so that the first of each stands for all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +28,20 @@ IDENTITY = (
 NAMING = (*IDENTITY, "model.experiment_name")
 
 
-def check(plan: Plan, dry_run: bool = False) -> list[str]:
-    """Raise `ConfigError` if a run cannot work. Returns what is allowed and probably not meant."""
+def check_all(plans: Iterable[Plan], dry_run: bool = False) -> list[str]:
+    seen: set[str] = set()
+    return list(dict.fromkeys(note for plan in plans for note in check(plan, dry_run, seen)))
+
+
+def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> list[str]:
+    """Raise `ConfigError` if a run cannot work. Returns what is allowed and probably not meant.
+
+    `seen` are the words that a dry run has tried already.
+    """
     on_cpu = plan.options.gpus is not None and CPU in plan.options.gpus
     notes: dict[str, None] = {}
     same: dict[tuple, list[Cell]] = {}
-    for cells in _to_resolve(plan, all_of_them=not dry_run):
+    for cells in _to_resolve(plan, (set() if seen is None else seen) if dry_run else None):
         resolved = _resolved(cells[0], on_cpu)
         if not dry_run:
             _check_supported(cells[0], resolved.config)
@@ -43,15 +52,16 @@ def check(plan: Plan, dry_run: bool = False) -> list[str]:
     return [*notes, *(_about_equal(cells, plan, on_cpu) for cells in equal)]
 
 
-def _to_resolve(plan: Plan, all_of_them: bool) -> list[list[Cell]]:
-    """Runs to resolve, each with those of exactly the same words. If not all, those with a word that is new."""
+def _to_resolve(plan: Plan, seen: set[str] | None) -> list[list[Cell]]:
+    """Runs to resolve, each with those of exactly the same words: all, or those with a word that was not `seen`."""
     alike: dict[tuple[str, ...], list[Cell]] = {}
     for cell in (cell for cell in plan.cells if not cell.seed):
         alike.setdefault(_telling(cell), []).append(cell)
-    seen: set[str] = set()
+    if seen is None:
+        return list(alike.values())
     chosen = []
     for telling, cells in alike.items():
-        if all_of_them or len(cells) > 1 or not seen.issuperset(telling):
+        if len(cells) > 1 or not seen.issuperset(telling):
             chosen.append(cells)
         seen.update(telling)
     return chosen

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ragen.experiment import slots
 from ragen.experiment.cell import Cell, Options, Plan, words
-from ragen.experiment.check import check
+from ragen.experiment.check import check_all
 from ragen.experiment.placing import Device, Pool, num_devices
 from ragen.experiment.plan import plans, statuses
 from ragen.experiment.spec import OptionSpec, Spec, load, names
@@ -42,8 +42,9 @@ def sweep(arguments: Sequence[str]) -> int:
     name = _experiment(arguments[0])
     options = read_options(load(name), list(arguments[1:]))
     whole = plans(name, options)
-    for plan in whole:
-        _say(plan, check(plan, options.dry_run))
+    notes = [*(note for plan in whole for note in _about_assumed(plan)), *check_all(whole, options.dry_run)]
+    for note in dict.fromkeys(notes):
+        print(f"note: {note}", file=sys.stderr)
     if not options.dry_run:
         return start(whole)
     for plan in whole:
@@ -74,11 +75,8 @@ def _experiment(name: str) -> str:
     return os.path.join(caller, name) if name.endswith((".yaml", ".yml")) else name
 
 
-def _say(plan: Plan, notes: Sequence[str]) -> None:
-    for name, value in plan.assumed.items():
-        print(f"note: {name}={value} is assumed, since no earlier group has found one", file=sys.stderr)
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+def _about_assumed(plan: Plan) -> list[str]:
+    return [f"{name}={value} is assumed, since no earlier group has found one" for name, value in plan.assumed.items()]
 
 
 # --- dry runs -----------------------------------------------------------------------------------------------------

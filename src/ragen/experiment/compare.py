@@ -66,15 +66,16 @@ class Setting:
         return ", ".join(f"{count} {status}" for status, count in counts.items())
 
     @property
-    def stops(self) -> list[str]:
-        """What ended its runs early, in words."""
+    def stops(self) -> str:
+        """What ended its runs early, in words; empty if nothing did."""
         found = []
         for trial in self.trials:
             if trial.status.startswith("early_stopped"):
                 stop = early_stop(trial.run.metrics, trial.run.folder.read_finished())
                 at = f" at step {stop.step}" if stop and stop.step is not None else ""
                 found.append(f"{trial.status.partition(':')[2]}{at}")
-        return found
+        how_many = f"{len(found)} of {len(self.trials)} runs: " if found and len(self.trials) > 1 else ""
+        return how_many + ", ".join(dict.fromkeys(found))
 
     def is_comparable(self) -> bool:
         return all(trial.is_comparable for trial in self.trials)
@@ -218,11 +219,12 @@ def _pooled(setting: Setting, tag: str, lasts: Sequence[Value | None]) -> Value 
     known = [value for value in lasts if value is not None]
     if len(known) < 2:
         return known[0] if known else None
+    step = max(value.step for value in known)
     outcomes = [paired_outcomes(trial.run, trial.run, tag)[0] for trial in setting.trials]
-    step, mean = max(value.step for value in known), fmean(value.value for value in known)
     if not all(outcomes):
-        return Value(step, mean)
-    return Value(step, mean, Rate(sum(map(sum, outcomes)), sum(map(len, outcomes))).interval)
+        return Value(step, fmean(value.value for value in known))
+    rate = Rate(sum(map(sum, outcomes)), sum(map(len, outcomes)))
+    return Value(step, rate.mean, rate.interval)
 
 
 def compare(reference: Setting, setting: Setting, tag: str) -> tuple[Change | None, str]:
@@ -309,7 +311,7 @@ def _by_kind(found: Sequence[Standing]) -> dict[str, list[Standing]]:
 
 
 def _unfinished(found: Sequence[Standing]) -> list[str]:
-    stopped = [f"{s.setting.title} ({', '.join(s.setting.stops)})" for s in found if s.setting.stops]
+    stopped = [f"{s.setting.title} ({s.setting.stops})" for s in found if s.setting.stops]
     waiting = [f"{s.setting.title} ({s.setting.status})" for s in found if not s.setting.is_comparable()]
     unknown = [
         f"{s.setting.title} ({s.problem})"
@@ -373,6 +375,6 @@ def verdict_text(standing: Standing) -> str:
 VERDICTS: Mapping[str, str] = {
     "more": "better, more than noise",
     "less": "worse, more than noise",
-    "unsure": "seeds disagree",
+    "unsure": "more than noise here, but the seeds vary",
     "noise": "within noise",
 }

@@ -43,6 +43,7 @@ CURVES = (
     ("Entropy", "actor/entropy", Axis(low=0.0), "nats a token"),
     ("Gradient norm", "actor/grad_norm", Axis(low=0.0), "of the actor, before clipping"),
 )
+FRAME = "th,td.fit{white-space:nowrap}.card{overflow-x:auto}"
 LIGHTNESS = ":root{--l:42%}@media(prefers-color-scheme:dark){:root{--l:66%}}.bar.b0{fill:var(--s0)}"
 
 
@@ -153,13 +154,16 @@ def _table(study: Study, found: Sequence[Standing]) -> str:
     heads = "".join(f"<th>{escape(head)}</th>" for head in _headings(study))
     rows = []
     for standing in found:
-        cells = [f"<td>{escape(text)}</td>" for text in _texts(study, standing)]
-        colour = study.settings.index(standing.setting) % MOST_LINES
-        cells[0] = f'<td><span class="swatch s{colour}"></span> {cells[0].removeprefix("<td>")}'
+        title, status, *others = (escape(text) for text in _texts(study, standing))
+        swatch = f'<span class="swatch s{_colour(study, standing.setting)}"></span>'
+        cells = [f'<td class="fit">{swatch} {title}</td>', f"<td>{status.replace(':', ': ')}</td>"]
+        cells += [f'<td class="fit">{text}</td>' for text in others[:-1]] + [f"<td>{others[-1]}</td>"]
         rows.append(f"<tr>{''.join(cells)}</tr>")
+    note = "Success: interval over the levels. Difference: in points, on the same levels"
+    note += ", seed by seed." if study.num_seeds > 1 else "."
     return (
         f'<section><h2>Settings</h2><div class="card"><table><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div></section>"
+        f'<tbody>{"".join(rows)}</tbody></table></div><p class="soft small">{escape(note)}</p></section>'
     )
 
 
@@ -258,8 +262,11 @@ def _line(study: Study, setting: Setting, metric: str, tag: str | None = None) -
         known = validations(setting.trials[0].run.metrics, tag)
         band = [(value.step, *value.interval) for value in known if value.interval is not None]
     label = f"{setting.title} {STOPPED}" if setting.stops else setting.title
-    colour = study.settings.index(setting) % MOST_LINES
-    return colour, Line(label, points, band, dots=tag is not None)
+    return _colour(study, setting), Line(label, points, band, dots=tag is not None)
+
+
+def _colour(study: Study, setting: Setting) -> int:
+    return study.settings.index(setting) % MOST_LINES
 
 
 def _chart(
@@ -280,4 +287,4 @@ def _colours() -> str:
         rules.append(f".line.s{place},.key.s{place}{{stroke:{colour};stroke-dasharray:none}}")
         rules.append(f".band.s{place},.dot.s{place},.label.s{place}{{fill:{colour}}}")
         rules.append(f".swatch.s{place}{{background:{colour}}}")
-    return LIGHTNESS + "".join(rules)
+    return FRAME + LIGHTNESS + "".join(rules)
