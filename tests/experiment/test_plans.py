@@ -258,6 +258,24 @@ def test_only_a_group_of_a_series():
         plans("all_kl_entropy", Options(only=("9",)))
 
 
+def test_another_seed_alone_is_checked_too():
+    plan = expand(
+        "kl_sweep", kl("0", seeds=2, only=("sokoban_kl_sweep_nofilter_0-Qwen2.5-3B-s1",), overrides=("lora.rnk=1",))
+    )
+    assert len(plan.cells) == 1
+    with pytest.raises(ConfigError, match=r"lora\.rnk"):
+        check(plan, dry_run=True)
+
+
+@pytest.mark.parametrize("word", ["trainer.default_local_dir={checkpoints}", "trainer.experiment_name={name}"])
+def test_a_run_of_ones_own_that_would_write_elsewhere_is_refused(tmp_path, word):
+    text = (ROOT / "docs/experiments.md").read_text().split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "lr.yaml").write_text(text.replace(f"  - {word}\n", ""))
+    with pytest.raises(ConfigError) as error:
+        check(expand(str(tmp_path / "lr.yaml"), Options()), dry_run=True)
+    assert word in str(error.value)
+
+
 def test_number_of_groups_follows_the_users():
     cell = expand("kl_sweep", kl("0", overrides=SMALL)).cells[0]
     assert not any("n_groups" in word for word in cell.overrides)
@@ -382,7 +400,7 @@ REFUSED = {
     "./ragen sweep hyperparam_search --env_name sokoban --search_group 5": "--search_group 5: there is no such group",
     "./ragen sweep hyperparam_search --env_name sokoban --search_group 1 --n_rollout 4": "is what group 1 searches",
     "./ragen sweep hyperparam_search --env_name sokoban --search_group 1 --gpus 0,1,2,3 --n_gpus 3": "slots of 3",
-    "./ragen sweep hyperparam_search --env_name sokoban --search_group 3 --train_batch_size x": "--train_batch_size x: ",
+    "./ragen sweep hyperparam_search --env_name sokoban --search_group 3 --train_batch_size x": "--train_batch_size x",
 }  # fmt: skip
 
 
@@ -523,6 +541,10 @@ def test_a_file_of_ones_own_is_meant_from_where_the_user_is(tmp_path):
         ("kind: positive", "kind: pos", "there is no kind 'pos'"),
         ("{model:path}", "{model:path", "template"),
         ("about:", "about: [", "lr.yaml: while parsing"),
+        ("axes: [lr]", "axes: lr", "axes takes a list, not 'lr'"),
+        ("axes: [lr]", "axes: [steps]", "the axis steps is no variable with a list of values"),
+        ("summary: logs/lr.log", "", "has no summary"),
+        ("steps: 40", "steps: many", "steps: many: takes a whole number"),
     ],
 )
 def test_mistakes_in_ones_own_file_are_named(tmp_path, old, new, message):

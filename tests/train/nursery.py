@@ -85,7 +85,7 @@ class Child:
 
     def has_ended(self, seconds=0.0):
         """Whether it ends within so many seconds."""
-        return bool(select.select([self.handle], [], [], seconds)[0])
+        return self.handle < 0 or bool(select.select([self.handle], [], [], seconds)[0])
 
     def wait_until(self, condition):
         """Whether the condition holds before it ends."""
@@ -114,7 +114,7 @@ class Child:
         return self.phase if self.end().status == -signal.SIGKILL else None
 
     def end(self):
-        """Wait for its end."""
+        """Wait for its end, if it has not come yet."""
         assert self.has_ended(PATIENCE), f"stuck in {self.phase}:\n{self.out}"
         if self.handle >= 0:
             status = self.nursery.ask(wait=self.pid)

@@ -143,6 +143,16 @@ def test_a_checkpoint_without_the_critic_is_refused(run, tmp_path):
     assert_refused(ended, 2, f"checkpoint {path} holds no critic")
 
 
+# --- the config ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("val_first", "level"), [(False, "train level 10000"), (True, "val level 123")])
+def test_a_first_prompt_without_room_is_refused(nursery, tmp_path, val_first, level):
+    words = ["actor_rollout_ref.rollout.max_model_len=60", f"trainer.val_before_train={val_first}"]
+    ended = nursery.run(*WORDS, *words, f"trainer.default_local_dir={tmp_path / 'run'}")
+    assert_refused(ended, 2, "max_model_len=60 less response_length=48 has no room", f"SimpleSokoban, {level}")
+
+
 # --- the folder ---------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from tiny import ACTOR, ROLLOUT, TINY
 
 from ragen.model.load import find_model
 from ragen.report.folder import RunFolder
+from ragen.train.interrupt import Interrupt
 
 SOURCES = Path(__file__).parents[2] / "src"
 WORDS = ["train", *TINY]
@@ -167,3 +168,17 @@ def test_an_interrupt_in_the_last_step_is_too_late(nursery, tmp_path):
     child.send(signal.SIGINT)
     assert child.end().status == 0
     assert json.loads(folder.finished_path.read_text())["status"] == "finished"
+
+
+def test_a_signal_in_the_middle_of_a_print_counts_all_the_same():
+    def note(text):
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
+
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt(note) as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.is_set
+        signal.raise_signal(signal.SIGTERM)  # from a launcher, which has told everyone: no second one
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

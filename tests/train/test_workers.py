@@ -43,7 +43,6 @@ PPO = [
     "algorithm.adv_estimator=gae",
     f"{ACTOR}.use_kl_loss=True",
     f"{ACTOR}.kl_loss_coef=0.1",
-    "agent_proxy.context_window_mode=limited_multi_turn",
 ]
 TWO = "trainer.n_gpus_per_node=2"
 
@@ -104,16 +103,27 @@ def test_two_equal_one_grpo_and_a_rule_ends_both(nursery, tmp_path):
 def test_two_equal_one_ppo_and_go_on_after_an_interrupt(nursery, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     assert nursery.run(*WORDS, *PPO, f"trainer.default_local_dir={one}").status == 0
-    command = [*WORDS, *PPO, TWO, f"trainer.default_local_dir={two}"]
-    launched = Launched(tmp_path, *command)
+    words = [*WORDS, *PPO, f"trainer.default_local_dir={two}"]
+    launched = Launched(tmp_path, *words, TWO)
     launched.wait_for("\nstep:2 ")
     launched.process.send_signal(signal.SIGINT)  # the launcher alone hears it
     assert launched.status() == 130, launched.err.read_text()
     assert f"saved in {two}/global_step_" in launched.out.read_text()
     assert "Traceback" not in launched.err.read_text() and "once more to stop" in launched.out.read_text()
-    launched = Launched(tmp_path, *command)
-    assert launched.status() == 0, launched.err.read_text()
+    assert [child.end().status for child in start_two(nursery, tmp_path, *words)] == [0, 0]
     assert_equal_runs(one, two)
+
+
+def test_a_worker_may_have_nothing_to_do(nursery, tmp_path):
+    """One level, and mini-batches of one episode: the second of two workers plays and computes nothing."""
+    words = [*WORDS, "es_manager.train.env_groups=1", "es_manager.val.env_groups=1", "ppo_mini_batch_size=1"]
+    words += [f"{ROLLOUT}.rollout_filter_value=1", "trainer.total_training_steps=2", "trainer.test_freq=2"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert nursery.run(*words, f"trainer.default_local_dir={one}").status == 0
+    children = start_two(nursery, tmp_path, *words, f"trainer.default_local_dir={two}")
+    assert [child.end().status for child in children] == [0, 0]
+    for row, other in zip(numbers(one), numbers(two), strict=True):
+        assert other == pytest.approx(row, abs=1e-5, rel=1e-5)
 
 
 # --- their parts --------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> li
 def _to_resolve(plan: Plan, seen: set[str] | None) -> list[list[Cell]]:
     """Runs to resolve, each with those of exactly the same words: all, or those with a word that was not `seen`."""
     alike: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in (cell for cell in plan.cells if not cell.seed):
+    for cell in _one_of_each_point(plan.cells):
         alike.setdefault(_telling(cell), []).append(cell)
     if seen is None:
         return list(alike.values())
@@ -65,6 +65,13 @@ def _to_resolve(plan: Plan, seen: set[str] | None) -> list[list[Cell]]:
             chosen.append(cells)
         seen.update(telling)
     return chosen
+
+
+def _one_of_each_point(cells: Sequence[Cell]) -> list[Cell]:
+    points = {
+        cell.label if cell.seed is None else cell.label.removesuffix(f"-s{cell.seed}"): cell for cell in cells[::-1]
+    }
+    return list(points.values())[::-1]
 
 
 def _telling(cell: Cell) -> tuple[str, ...]:
@@ -81,8 +88,14 @@ def _resolved(cell: Cell, on_cpu: bool) -> Any:
         resolved = resolve([*environment, *words(cell, slot)], recipe)
     except ConfigError as error:
         raise ConfigError(f"{cell.name}: {error}") from error
-    folder = resolved.config.trainer.default_local_dir
-    assert folder == str(cell.checkpoint_dir), f"{cell.name} writes to {folder}, not to {cell.checkpoint_dir}"
+    trainer = resolved.config.trainer
+    for key, found, planned in (
+        ("trainer.default_local_dir={checkpoints}", trainer.default_local_dir, str(cell.checkpoint_dir)),
+        ("trainer.experiment_name={name}", trainer.experiment_name, cell.name),
+        ("trainer.n_gpus_per_node={num_gpus}", trainer.n_gpus_per_node, cell.num_gpus),
+    ):
+        if found != planned:
+            raise ConfigError(f"{cell.name} would have {found}, not {planned}: the experiment's overrides need {key}")
     return resolved
 
 

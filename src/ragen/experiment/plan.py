@@ -6,19 +6,19 @@
 Nothing is resolved here beyond what a name needs; `check.py` resolves every run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ragen.experiment import search
 from ragen.experiment.cell import CPU, Cell, Options, Plan
+from ragen.experiment.grids import Grid, common, fixed_values, grids, settings, steps, whole
 from ragen.experiment.scope import ConfigView, Scope
 from ragen.experiment.slots import cut
-from ragen.experiment.spec import OptionSpec, Spec, load
-from ragen.experiment.values import KINDS, Value, label, make, number, split
-from ragen.typed import ConfigError, nearest_of
+from ragen.experiment.spec import Spec, load
+from ragen.experiment.values import KINDS, Value, number, split
+from ragen.typed import ConfigError, did_you_mean
 
 SEED_STRIDE = 1_000_000  # between the training seeds of two repetitions: no level is in both
 EXPERIMENT_OWNS = {
@@ -34,17 +34,6 @@ EXPERIMENT_OWNS = {
     "system.CUDA_VISIBLE_DEVICES": "say --gpus",
     "system.cuda_visible_devices": "say --gpus",
 }
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Axes to combine, and what is fixed meanwhile."""
-
-    group: str
-    axes: dict[str, list[Value]]
-    fixed: dict[str, Value]
-    name: str
-    heading: str = ""
 
 
 def plans(name: str, options: Options) -> tuple[Plan, ...]:
@@ -85,27 +74,27 @@ def _all_cells(spec: Spec, options: Options) -> tuple[Cell, ...]:
 
 def _expand(spec: Spec, options: Options) -> Plan:
     _check_overrides(options.overrides)
-    settings, assumed = _settings(spec, options)
-    common = _common(spec, options, settings)
-    views = Views(spec, common, options)
+    texts, assumed = settings(spec, options)
+    shared = common(spec, options, texts)
+    views = Views(spec, shared, options)
     cells, headings = [], {}
-    for grid in _grids(spec, common, settings):
+    for grid in grids(spec, shared, texts):
         headings[grid.group] = grid.heading
         for values in product(*grid.axes.values()):
-            chosen = dict(zip(grid.axes, values, strict=True))
-            cells += _cells(spec, options, grid, common | grid.fixed | chosen, list(chosen), views)
+            point = dict(zip(grid.axes, values, strict=True))
+            cells += _cells(spec, options, grid, shared | grid.fixed | point, list(point), views)
     _check_labels(cells)
     reference = _reference(spec, cells)
     kept = [cell for cell, _ in cells if _is_wanted(cell, options.only)]
-    options = _filled(spec, options, common, kept)
-    plan_scope = Scope(common | _fixed_values(spec, common), spec.derived, views.of(cells[0][0].start))
+    options = _filled(spec, options, shared, kept)
+    scope = Scope(shared | fixed_values(spec, shared), spec.derived, views.of(cells[0][0].start))
     return Plan(
         name=spec.id,
-        title=plan_scope.fill(spec.title),
-        header=_header(spec, settings, options),
+        title=scope.fill(spec.title),
+        header=_header(spec, texts, options),
         cells=tuple(kept),
-        batches=_batches(kept, int(plan_scope.fill(spec.batch)) if spec.batch else None),
-        summary_path=Path(plan_scope.fill(spec.summary)),
+        batches=_batches(kept, whole("batch", scope.fill(spec.batch)) if spec.batch else None),
+        summary_path=Path(scope.fill(spec.summary)),
         summary_fields=(
             *(entry.partition("=")[0] for entry in spec.fields),
             *spec.timings,
@@ -122,126 +111,6 @@ def _expand(spec: Spec, options: Options) -> Plan:
         assumed=assumed,
         built_on=views.read(),
     )
-
-
-# --- variables ----------------------------------------------------------------------------------------------------
-
-
-def _settings(spec: Spec, options: Options) -> tuple[dict[str, str], dict[str, str]]:
-    """The experiment's own options as text, with defaults; and what a search had to assume."""
-    given = dict(options.settings)
-    for name in given:
-        if name not in spec.options:
-            raise ConfigError(f"{spec.id} has no option {name!r}{nearest_of(name, spec.options)}")
-    if "model" in spec.options and options.model is not None:
-        if "model" in given:
-            raise ConfigError("--model and --models both name what to train: keep one of them")
-        given["model"] = options.model
-    for variable, option in spec.options.items():
-        if option.required and variable not in given:
-            raise ConfigError(f"{option.shown} is missing{_choices(option)}")
-    if spec.search:
-        found, assumed = search.fixed_values(spec, given, options)
-        return {**_defaults(spec), **given, **found}, assumed
-    return {**_defaults(spec), **given}, {}
-
-
-def _defaults(spec: Spec) -> dict[str, str]:
-    return {variable: option.default or "" for variable, option in spec.options.items()}
-
-
-def _choices(option: OptionSpec) -> str:
-    return f": one of {', '.join(case for case in option.cases if case != '*')}" if option.cases else ""
-
-
-def _common(spec: Spec, options: Options, settings: Mapping[str, str]) -> dict[str, Any]:
-    """The variables that are the same in every run."""
-    common: dict[str, Any] = {
-        "steps": "" if _steps(spec, options) is None else str(_steps(spec, options)),
-        "ray_num_cpus": "" if options.ray_num_cpus is None else str(options.ray_num_cpus),
-    }
-    if "model" not in spec.options:
-        common["model"] = make("model", options.model or spec.model or "", "--model")
-    searched = search.axes(spec, settings)
-    for variable, option in spec.options.items():
-        if variable not in spec.axes and variable not in searched and not option.is_list:
-            common[variable] = _value(option, settings[variable], common)
-    return common
-
-
-def _steps(spec: Spec, options: Options) -> int | None:
-    if options.steps is not None and options.steps < 1:
-        raise ConfigError(f"--steps {options.steps}: must be at least 1")
-    return options.steps if options.steps is not None else int(spec.steps) if spec.steps else None
-
-
-def _value(option: OptionSpec, text: str, known: Mapping[str, Any]) -> Value:
-    """What an option's text stands for, with the parts that its case gives it."""
-    if not text:
-        return Value("")
-    case = _case(option, text)
-    try:
-        value = make(option.kind, case or text, option.shown)
-    except ConfigError:
-        if case is None:
-            raise
-        value = Value(case, {"label": label(case)})  # a word beside the numbers: nofilter
-    case = case or _case(option, value.text)
-    if option.cases and case is None and "*" not in option.cases:
-        raise ConfigError(f"{option.shown} {text}: unknown{_choices(option)}")
-    parts = dict(option.cases.get(case or "*", {}))
-    overrides = tuple(parts.pop("overrides", ()))
-    scope = Scope({**known, "this": value}, {}, None)
-    return replace(value, parts={**value.parts, **{k: scope.fill(v) for k, v in parts.items()}}, overrides=overrides)
-
-
-def _case(option: OptionSpec, text: str) -> str | None:
-    return next((case for case in option.cases if case != "*" and case.lower() == text.lower()), None)
-
-
-def _values(option: OptionSpec, text: str, known: Mapping[str, Any]) -> list[Value]:
-    items = split(text, option.shown)
-    items = [part for item in items for part in option.aliases.get(item, item).split(",")]
-    return [_value(option, item, known) for item in items]
-
-
-def _grids(spec: Spec, common: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[Grid]:
-    lists = {
-        variable: _values(option, settings[variable] if variable in spec.options else option.default or "", common)
-        for variable, option in {**spec.options, **spec.values}.items()
-        if option.is_list and variable != "skip_statuses"
-    }
-    scalars = _fixed_values(spec, common)
-    if spec.search:
-        group, parameters = str(common["search_group"]), search.grid(spec, settings)
-        axes = {name: [_value(spec.options[name], text, common) for text in texts] for name, texts in parameters}
-        yield Grid(group, axes, scalars, spec.name)
-    elif spec.groups:
-        for group in _wanted_groups(spec, lists["groups"]):
-            entry = spec.groups[group]
-            fixed = {name: _value(spec.values[name], text, common) for name, text in entry["set"].items()}
-            axes = {name: lists[name] for name in entry["axes"]}
-            yield Grid(group, axes, scalars | fixed, entry["name"], entry["heading"])
-    else:
-        yield Grid("", {name: lists[name] for name in spec.axes}, scalars, spec.name)
-
-
-def _fixed_values(spec: Spec, common: Mapping[str, Any]) -> dict[str, Value]:
-    """The variables of `values` that are no lists."""
-    return {
-        variable: _value(option, option.default or "", common)
-        for variable, option in spec.values.items()
-        if not option.is_list
-    }
-
-
-def _wanted_groups(spec: Spec, wanted: Sequence[Value]) -> list[str]:
-    """In the experiment's order, each once."""
-    for value in wanted:
-        if value.text not in spec.groups:
-            raise ConfigError(f"--groups {value}: there is no such group; choose from {', '.join(spec.groups)}")
-    chosen = {value.text for value in wanted}
-    return [group for group in spec.groups if group in chosen]
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -302,7 +171,7 @@ def _cell(
 def _num_gpus(spec: Spec, options: Options, scope: Scope) -> int:
     if options.gpus is not None and CPU in options.gpus:
         return 1
-    own = int(scope.fill(spec.num_gpus)) if spec.num_gpus else 1
+    own = whole("num_gpus", scope.fill(spec.num_gpus)) if spec.num_gpus else 1
     return max(own, options.gpus_per_exp)
 
 
@@ -342,8 +211,8 @@ def _check_overrides(overrides: Sequence[str]) -> None:
 class Views:
     """For each start, what its runs have in common: the words that no axis takes part in, and the user's."""
 
-    def __init__(self, spec: Spec, common: Mapping[str, Any], options: Options):
-        scope = Scope({**common, **_fixed_values(spec, common)}, {}, None)
+    def __init__(self, spec: Spec, shared: Mapping[str, Any], options: Options):
+        scope = Scope({**shared, **fixed_values(spec, shared)}, {}, None)
         words = [scope.word(template) for template in spec.overrides if _is_known(template, scope)]
         self._typed = _typed([*(word for word in words if word), *options.overrides])
         self._views: dict[tuple[str, ...], ConfigView] = {}
@@ -397,8 +266,8 @@ def _is_wanted(cell: Cell, only: Sequence[str]) -> bool:
 
 
 def _no_such_run(only: Sequence[str], cells: Sequence[Cell]) -> ConfigError:
-    near = nearest_of(only[0], [cell.label for cell in cells]) if cells else ""
-    return ConfigError(f"--only {','.join(only)}: there is no such run{near}")
+    near = did_you_mean(only[0], [cell.label for cell in cells])
+    return ConfigError(f"--only {','.join(only)}: there is no such run{near or '; --dry-run lists them'}")
 
 
 def _reference(spec: Spec, cells: Sequence[tuple[Cell, tuple[str, ...]]]) -> str | None:
@@ -428,27 +297,27 @@ def _batches(cells: Sequence[Cell], size: int | None) -> tuple[tuple[int, ...], 
     return tuple(map(tuple, batches))
 
 
-def _filled(spec: Spec, options: Options, common: Mapping[str, Any], cells: Sequence[Cell]) -> Options:
+def _filled(spec: Spec, options: Options, shared: Mapping[str, Any], cells: Sequence[Cell]) -> Options:
     """The options with the experiment's defaults in them."""
     sizes = {cell.num_gpus for cell in cells}
     if options.gpus is not None:
         _check_gpus(options, cells)
-    cooldown = float(spec.cooldown) if options.cooldown is None else options.cooldown
+    cooldown = float(number(spec.cooldown, "cooldown")) if options.cooldown is None else options.cooldown
     if not 0 <= cooldown < float("inf"):
         raise ConfigError(f"--cooldown {cooldown:g}: takes seconds, 0 or more")
     max_parallel = options.max_parallel
-    if "max_parallel" in common:
-        max_parallel = int(common["max_parallel"].text)
-    elif "parallel" in common and not common["parallel"].text:
+    if "max_parallel" in shared:
+        max_parallel = int(shared["max_parallel"].text)
+    elif "parallel" in shared and not shared["parallel"].text:
         max_parallel = 1
     skip = dict(options.settings).get("skip_statuses", ",".join(options.skip_statuses))
     skip_statuses = statuses(skip, "--skip-statuses", ("success", "early_stopped", "fail"))
     return replace(
         options,
         gpus_per_exp=sizes.pop() if len(sizes) == 1 else 1,
-        steps=_steps(spec, options),
+        steps=steps(spec, options),
         cooldown=cooldown,
-        model=None if "model" in spec.options else str(common["model"]),
+        model=options.model if "model" in spec.options else str(shared["model"]),
         resume=options.resume or spec.always_resume == "True",
         max_parallel=max_parallel,
         skip_statuses=skip_statuses,
@@ -479,13 +348,13 @@ def _check_gpus(options: Options, cells: Sequence[Cell]) -> None:
         )
 
 
-def _header(spec: Spec, settings: Mapping[str, str], options: Options) -> tuple[str, ...]:
+def _header(spec: Spec, texts: Mapping[str, str], options: Options) -> tuple[str, ...]:
     """What the experiment was told, for the head of its summary."""
-    own = [f"{option.option}={settings[variable]}" for variable, option in spec.options.items() if settings[variable]]
+    own = [f"{option.option}={texts[variable]}" for variable, option in spec.options.items() if texts[variable]]
     gpus = "auto" if options.gpus is None else ",".join(options.gpus)
-    steps = "derived" if options.steps is None else options.steps
-    common = [f"steps={steps}", f"gpus={gpus}", f"gpus-per-exp={options.gpus_per_exp}"]
-    common += [f"ray-num-cpus={options.ray_num_cpus}"] if "ray_num_cpus" in "".join(spec.overrides) else []
-    common += [f"seeds={options.seeds}"] if options.seeds else []
-    common += [f"overrides={' '.join(options.overrides)}"] if options.overrides else []
-    return tuple(" | ".join(part) for part in (own, common) if part)
+    budget = "derived" if options.steps is None else options.steps
+    others = [f"steps={budget}", f"gpus={gpus}", f"gpus-per-exp={options.gpus_per_exp}"]
+    others += [f"ray-num-cpus={options.ray_num_cpus}"] if "ray_num_cpus" in "".join(spec.overrides) else []
+    others += [f"seeds={options.seeds}"] if options.seeds else []
+    others += [f"overrides={' '.join(options.overrides)}"] if options.overrides else []
+    return tuple(" | ".join(part) for part in (own, others) if part)

@@ -109,14 +109,31 @@ def names() -> list[str]:
 def load(name: str) -> Spec:
     path = _path(name)
     tree = _read(path)
-    unknown = tree.keys() - {spec.name for spec in fields(Spec)}
-    if unknown:
-        key = min(unknown)
-        raise ConfigError(f"{path}: unknown entry {key}{nearest_of(key, [spec.name for spec in fields(Spec)])}")
+    _check_shape(tree, path)
     for section in ("options", "values"):
         tree[section] = _options(tree.get(section, {}), f"{path}: {section}")
     tree["options"] |= _searched(tree.get("search", {}))
     return Spec(**{**tree, "id": path.stem, "source": name})
+
+
+def _check_shape(tree: dict[str, Any], path: Path) -> None:
+    """Entries that exist, of the right form, and all that a run needs."""
+    empty = Spec(id="", source="")
+    known = [spec.name for spec in fields(Spec) if spec.name not in ("id", "source")]
+    for key, value in tree.items():
+        if key not in known:
+            raise ConfigError(f"{path}: unknown entry {key}{nearest_of(key, known)}")
+        form = next((form for form in (list, dict) if isinstance(getattr(empty, key), form)), str)
+        if not isinstance(value, form):
+            words = {list: "a list", dict: "a group of entries", str: "text"}
+            raise ConfigError(f"{path}: {key} takes {words[form]}, not {value!r}")
+    if "series" in tree:
+        return
+    # Groups have names of their own.
+    needed = ["start", "title", *([] if "groups" in tree else ["name"]), "log", "checkpoints", "summary", "project"]
+    missing = [key for key in needed if not tree.get(key)]
+    if missing:
+        raise ConfigError(f"{path}: has no {' and no '.join(missing)}")
 
 
 def _path(name: str) -> Path:
@@ -159,6 +176,8 @@ def _merged(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _options(section: dict[str, Any], where: str) -> dict[str, OptionSpec]:
     found = {}
     for option, entries in section.items():
+        if not isinstance(entries, dict):
+            raise ConfigError(f"{where}.{option}: takes a group of entries, not {entries!r}")
         entries = dict(entries)
         unknown = entries.keys() - {spec.name for spec in fields(OptionSpec)}
         if unknown:

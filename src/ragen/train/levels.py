@@ -3,8 +3,12 @@
 levels(config, step=1)      # groups on seeds 10000 … 10007, step 2 on 10008 … 10015
 """
 
+from collections.abc import Sequence
+
 from ragen.config.schema import Config, TrainEnvs, ValEnvs
 from ragen.rollout.collect import GroupRequest
+from ragen.typed import ConfigError
+from ragen.types import Group
 
 SPLIT = "train"
 
@@ -27,3 +31,15 @@ def tags_of_groups(envs: TrainEnvs | ValEnvs) -> list[str]:
     """The tag of each group, in order."""
     counted = zip(envs.env_configs.tags, envs.env_configs.n_groups, strict=True)
     return [tag for tag, count in counted for _ in range(count)]
+
+
+def with_turns(groups: Sequence[Group], config: Config) -> list[Group]:
+    """The groups, all of whose episodes were played: one whose first prompt has no room has nothing to train on."""
+    rollout = config.actor_rollout_ref.rollout
+    for episode in (episode for group in groups for episode in group.episodes if not episode.turns):
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.max_model_len={rollout.max_model_len} less response_length="
+            f"{rollout.response_length} has no room for the first prompt of {episode.tag}, {episode.split} level "
+            f"{episode.seed}: raise max_model_len"
+        )
+    return list(groups)

@@ -34,7 +34,7 @@ from ragen.train.checkpoint import CheckpointStore, Parts, part_of, restore
 from ragen.train.clock import Clock, Totals
 from ragen.train.early_stop import EarlyStop, StopRules
 from ragen.train.interrupt import Interrupt
-from ragen.train.levels import levels
+from ragen.train.levels import levels, with_turns
 from ragen.train.optimizer import MasterAdamW
 from ragen.train.record import Silent, recording
 from ragen.train.resume import claimed
@@ -193,7 +193,8 @@ class Trainer:
         with self.record.phase("rollout", total=sum(request.size for request in mine)):
             draws = ("train", self.config.seed.train, step)
             sampling = train_sampling(self.config)
-            return self.workers.gather(collect(self.engine, self.worlds, mine, sampling, draws, self.record.advance))
+            played = collect(self.engine, self.worlds, mine, sampling, draws, self.record.advance)
+        return self.workers.gather(with_turns(played, self.config))
 
     def _targets(
         self, samples: Sequence[Sample], selection: Selection, scores: Scores, clock: Clock

@@ -17,7 +17,7 @@ from ragen.env.solve import baselines, shortest_plan
 from ragen.report.statistics import success_by_length, wilson
 from ragen.rollout.collect import GroupRequest, World, collect
 from ragen.rollout.summary import summarize
-from ragen.train.levels import tags_of_groups
+from ragen.train.levels import tags_of_groups, with_turns
 from ragen.train.workers import ALONE, Workers
 from ragen.types import Episode, Group
 
@@ -58,7 +58,8 @@ class Validator:
             draws = ("val", self.config.seed.val, *([repetition] if repetition else []))
             for start in range(0, len(self.requests), limit):
                 mine = self.workers.mine(self.requests[start : start + limit])
-                groups += self.workers.gather(collect(engine, self.worlds, mine, sampling, draws, on_finished))
+                played = collect(engine, self.worlds, mine, sampling, draws, on_finished)
+                groups += self.workers.gather(with_turns(played, self.config))
         return groups
 
     def num_repetitions(self, sampling: Sampling) -> int:
