@@ -18,7 +18,6 @@ from ragen.algo.filter import (
     in_group_metrics,
     select,
 )
-from ragen.config.schema import FILTER_METRICS
 from ragen.typed import ConfigError
 
 
@@ -525,10 +524,6 @@ def test_metrics_of_a_group_by_hand(metric, quantity, score):
     assert group_score(metric, [1.0, 3.0, 5.0]) == score  # squares 4 + 0 + 4 over 2
     alone = 0.0 if metric.endswith(("_variance", "_std")) else 7.0
     assert group_score(metric, [7.0]) == alone
-
-
-def test_the_metrics_are_those_of_the_config():
-    assert set(METRICS) == set(FILTER_METRICS)
 
 
 @pytest.mark.parametrize(("metric", "quantity"), [("entropy_std", "entropy"), ("length", "length")])

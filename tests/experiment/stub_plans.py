@@ -68,7 +68,7 @@ class FakeCluster:
     def __init__(self, outcomes=None, nodes=("here",), write=lambda job: None):
         self.outcomes = {name: list(ends) for name, ends in (outcomes or {}).items()}
         self.alive = list(nodes)
-        self.started, self.jobs, self.most = [], [], 0
+        self.started, self.jobs, self.most, self.has_gone = [], [], 0, False
         self.write = write
         self.on_wait = lambda: None
         self._open = {}
@@ -77,6 +77,9 @@ class FakeCluster:
     def connected(self, address, num_devices):
         self.address = address
         yield self
+
+    def is_gone(self):
+        return self.has_gone
 
     def nodes(self):
         return [cluster.Node(name, name, "10.0.0.1", 0) for name in self.alive]

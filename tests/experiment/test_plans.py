@@ -339,6 +339,17 @@ def test_main_table_algorithms_differ_in_what_the_document_says():
     assert plan.cells[0].start == ("--config-name", "_3_frozen_lake")
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("main_table_diff_size", ("task", "frozenlake")), ("frozen_lake_slipper_rate_sweep", ("slip", "0"))],
+)
+def test_the_embedded_model_gets_the_board_that_it_knows(name, setting):
+    cell = expand(name, Options(model="pocket", gpus=("cpu",), settings=(setting,))).cells[0]
+    config = resolve_once(words(cell, ("cpu",)), "_3_frozen_lake", {}).config
+    assert config.es_manager.train.env_configs.tags == ["FrozenLake"]
+    assert config.custom_envs["FrozenLake"].env_config["success_rate"] == 1
+
+
 def test_slip_rates():
     plan = expand("frozen_lake_slipper_rate_sweep", Options())
     assert len(plan.cells) == 14

@@ -20,7 +20,7 @@ from ragen.experiment.locks import InUse, held, lock_path
 from ragen.experiment.placing import Device, Pool, label, short_name
 from ragen.experiment.results import latest_lines, status_of
 from ragen.report.folder import RunFolder
-from ragen.typed import ConfigError
+from ragen.typed import ConfigError, RunFailed
 
 
 @pytest.fixture(autouse=True)
@@ -373,6 +373,16 @@ def test_an_interrupted_experiment_says_how_to_go_on_and_does(fake, capsys):
     assert [name for name, _ in cluster.started] == ["b", "c"]
 
 
+def test_when_ray_is_ended_from_outside_it_is_said_at_once(fake):
+    cluster = fake()
+    cluster.on_wait = lambda: setattr(cluster, "has_gone", True)
+    with pytest.raises(
+        RunFailed, match="Ray was ended from outside, and all runs with it; the same command with --res"
+    ):
+        scheduler.run(make_plan("abc"))
+    assert len(cluster.started) == 1
+
+
 def test_a_disk_that_is_full_for_a_moment_stops_nothing(fake, monkeypatch, capsys):
     fake()
     append = scheduler.SummaryLog.append
@@ -384,7 +394,7 @@ def test_a_disk_that_is_full_for_a_moment_stops_nothing(fake, monkeypatch, capsy
 
     monkeypatch.setattr(scheduler.SummaryLog, "append", full)
     assert scheduler.run(make_plan("ab")) == 1
-    assert "logs/stub.log cannot be written (No space left on device): value=a" in capsys.readouterr().out
+    assert "logs/stub.log cannot be written: No space left on device" in capsys.readouterr().out
     assert summary().splitlines()[-1] == "Total: 2 | Success: 1 | Failed: 0 | Missing: 1"
 
 
@@ -467,6 +477,12 @@ def test_a_child_writes_its_log_and_tells_its_status():
 def test_a_child_that_cannot_start_says_why():
     assert "No such file or directory" in child.run_child(child.job(["./nothing"], Path("run.log"), {}))["error"]
     assert "No such file or directory: none/run.log" in child.run_child(a_job("", log="none/run.log"))["error"]
+
+
+def test_a_child_that_fills_its_disk_fails_alone():
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); print('x' * 1000, flush=True)"
+    assert child.run_child(a_job(code))["status"] > 0
+    assert Path("run.log").read_text() == "x" * 100
 
 
 def interrupted_child(code, grace):

@@ -26,7 +26,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parents[2] / "src"
 BETWEEN = "between"  # no phase
-PATIENCE = 300  # seconds after which a child is taken for stuck
+PATIENCE = 1200  # seconds after which a child is taken for stuck
 
 
 @dataclass(frozen=True)

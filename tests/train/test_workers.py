@@ -64,7 +64,7 @@ class Launched:
             time.sleep(0.02)
 
     def status(self):
-        return self.process.wait(timeout=300)
+        return self.process.wait(timeout=1200)
 
 
 def numbers(folder):

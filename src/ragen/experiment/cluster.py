@@ -14,7 +14,8 @@ of a node than it has. Its nodes must see the folder of the experiment under the
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragen.experiment import child
@@ -23,7 +24,7 @@ from ragen.typed import ConfigError, RunFailed
 
 OBJECT_STORE = 100 << 20  # bytes: nothing large travels
 MOST_STARTS = 3
-QUIET = {"logging_level": logging.ERROR, "log_to_driver": False}
+QUIET = {"logging_level": logging.CRITICAL, "log_to_driver": False}
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # it would end watchers, not what they watch
@@ -40,8 +41,8 @@ class Node(NamedTuple):
 
 
 class Cluster:
-    def __init__(self, ray: Any, is_own: bool, num_devices: int):
-        self._ray, self._is_own, self._num_devices = ray, is_own, num_devices
+    def __init__(self, ray: Any, num_devices: int, daemons: Sequence[int] | None):
+        self._ray, self._num_devices, self._daemons = ray, num_devices, daemons
         self._known: dict[str, Node] = {}
         ray.cloudpickle.register_pickle_by_value(child)  # a node needs no ragen to watch a run
         # Ray must not run one again by itself: it could not know where.
@@ -51,7 +52,11 @@ class Cluster:
     @property
     def is_own(self) -> bool:
         """Started here, for this experiment."""
-        return self._is_own
+        return self._daemons is not None
+
+    def is_gone(self) -> bool:
+        """Whether somebody has ended Ray on this machine. It would end this process too, a minute later."""
+        return any(not _is_alive(pid) for pid in self._daemons or ())
 
     def nodes(self) -> list[Node]:
         """Those that are alive."""
@@ -105,7 +110,7 @@ class Cluster:
         return task.options(resources=resources, scheduling_strategy=strategy)
 
     def _reserved(self, slot: Slot) -> dict[str, float]:
-        if self._is_own:
+        if self.is_own:
             return {_resource(device.place): 1 for device in slot}
         node = self._known[slot[0].node]
         share = len(slot) / max(node.num_gpus, self._num_devices)
@@ -118,12 +123,15 @@ def connected(address: str | None, num_devices: int) -> Iterator[Cluster]:
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
     import ray
 
+    daemons = None
     if address is None:
+        others = _daemons()
         _start_here(ray, num_devices)
+        daemons = [pid for pid in _daemons() if pid not in others]
     else:
         _join(ray, address)
     try:
-        yield Cluster(ray, address is None, num_devices)
+        yield Cluster(ray, num_devices, daemons)
     finally:
         ray.shutdown()
 
@@ -155,6 +163,29 @@ def _join(ray: Any, address: str) -> None:
             f"--ray-address {address}: no Ray cluster answers there ({_reason(error)}); without an address, and "
             "without RAY_ADDRESS, the runs stay on this machine"
         ) from None
+
+
+def _daemons() -> list[int]:
+    """Those of Ray that this process has started and cannot do without; none where the system does not tell."""
+    found = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has just ended
+            found += [int(pid) for pid in path.read_text().split()]
+    return [pid for pid in found if _name(pid) in ("gcs_server", "raylet")]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _resource(place: int) -> str:

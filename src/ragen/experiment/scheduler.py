@@ -47,7 +47,7 @@ from ragen.experiment.results import (
 from ragen.report.folder import RunFolder, write_whole
 from ragen.report.sinks import WANDB_ID
 from ragen.train.interrupt import Interrupt
-from ragen.typed import ConfigError
+from ragen.typed import ConfigError, RunFailed
 
 PAUSE = 0.5  # seconds between two looks at the runs
 MOST_LOSSES = 3  # of one run; after so many it counts as failed
@@ -67,7 +67,8 @@ def run(plan: Plan, command: Command = train_command, grace: float = child.GRACE
 
     `command` makes the command of a cell on its devices; a run that is interrupted has `grace` seconds to end.
     """
-    address = plan.options.ray_address or os.environ.get("RAY_ADDRESS") or None
+    address = plan.options.ray_address or os.environ.get("RAY_ADDRESS")
+    address = None if address in ("", "local") else address
     devices = _devices(plan, address)
     with held([cell.result_path for cell in plan.cells], plan.name) as locks, ExitStack() as stack:
         log = SummaryLog(plan.summary_path)
@@ -224,7 +225,7 @@ class Sweep:
                     return False
                 heading = self.plan.headings.get(batch[0].group)
                 if heading and batch[0].group not in groups:
-                    self.log.append([heading])
+                    self._write([heading])
                     groups.add(batch[0].group)
                 before = wandb_sync.offline_runs()
                 if not self._run_batch(batch):
@@ -247,6 +248,10 @@ class Sweep:
             if self.interrupt.is_set:
                 self._stop(queue)
                 return False
+            if self.fleet.cluster.is_gone():
+                raise RunFailed(
+                    "Ray was ended from outside, and all runs with it; the same command with --resume goes on"
+                )
             for note in self.fleet.look():
                 self.view.note(note)
             self._start(queue)
@@ -267,14 +272,10 @@ class Sweep:
 
     def _start_one(self, cell: Cell, slot: Slot) -> None:
         adds = self.plan.options.resume or self.plan.append_summary or cell.name in self.losses
-        try:
+        with self._told():
             cell.log_path.parent.mkdir(parents=True, exist_ok=True)
             cell.result_path.unlink(missing_ok=True)
-            offset = cell.log_path.stat().st_size if adds and cell.log_path.exists() else 0
-        except OSError as error:
-            self._finish(cell, Result("fail", f"{error.strerror}: {error.filename}", gpu=self.fleet.label(slot)))
-            self.fleet.pool.give_back(slot)
-            return
+        offset = cell.log_path.stat().st_size if adds and cell.log_path.exists() else 0
         devices = tuple(device.name for device in slot)
         command = self.command(cell, devices)
         job = child.job(command, cell.log_path, self._environment(cell, devices), offset > 0, self.grace)
@@ -319,16 +320,30 @@ class Sweep:
         return ()
 
     def _finish(self, cell: Cell, result: Result) -> None:
-        """Its line, its result file and its place in the record. A full disk is told and stops nothing."""
+        """Its line, its result file and its place in the record."""
         line = result_line(self.plan.summary_fields, cell, result.values())
         lines = [line] + ([f"  error: {result.error}"] if result.error else [])
-        try:
-            self.log.append([*lines, ""] if "name" in self.plan.summary_fields else lines)
-            write_whole(cell.result_path, f"{line}\n".encode())
-            write_record(self.plan, [cell])
-        except OSError as error:
-            self.view.note(f"{error.filename or self.log.path} cannot be written ({error.strerror}): {line}")
+        if self._write([*lines, ""] if "name" in self.plan.summary_fields else lines):
+            with self._told():
+                write_whole(cell.result_path, f"{line}\n".encode())
+                write_record(self.plan, [cell])
         self.view.ended(cell, result.status, result.error)
+
+    def _write(self, lines: Sequence[str]) -> bool:
+        """Whether the summary log could take them."""
+        with self._told() as problems:
+            self.log.append(lines)
+        return not problems
+
+    @contextmanager
+    def _told(self) -> Iterator[list[OSError]]:
+        """A full disk is told and stops nothing."""
+        problems: list[OSError] = []
+        try:
+            yield problems
+        except OSError as error:
+            problems.append(error)
+            self.view.note(f"{error.filename or self.log.path} cannot be written: {error.strerror}")
 
     def _sync(self, batch: Iterable[Cell], before: set) -> None:
         """Upload what this batch has left, not what others leave meanwhile."""
@@ -336,7 +351,7 @@ class Sweep:
         ids = {path.read_text().strip() for folder in folders if (path := folder / WANDB_ID).exists()}
         new = {run for run in wandb_sync.offline_runs() - before if run.name.rpartition("-")[2] in ids}
         lines = wandb_sync.sync(new)
-        self.log.append([*lines, ""])
+        self._write([*lines, ""])
         for line in lines[:1]:
             self.view.note(line)
 
@@ -356,7 +371,7 @@ class Sweep:
         deadline = time.monotonic() + self.grace + 10.0
         try:
             cluster.stop(list(self.running))
-            while self.running and time.monotonic() < deadline:
+            while self.running and time.monotonic() < deadline and not cluster.is_gone():
                 self._collect(queue)
                 self.view.refresh()
         except KeyboardInterrupt:
