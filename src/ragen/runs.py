@@ -213,7 +213,7 @@ def different_settings(runs: Sequence[ListedRun]) -> dict[str, list[Any]]:
 
 
 def difference(first: ListedRun, second: ListedRun, tag: str) -> tuple[Difference | None, str]:
-    """How much more often the second succeeds at the last validation of each, level by level; or why that is unknown."""
+    """How much more often the second succeeds at the last validation, level by level; or why that is unknown."""
     before, after, problem = paired_outcomes(first, second, tag)
     return (None, problem) if problem else (paired_difference(before, after), "")
 
