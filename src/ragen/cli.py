@@ -236,7 +236,7 @@ def _train(options: argparse.Namespace) -> int:
     from ragen.train import supported
 
     supported.check(resolved.config)
-    from ragen.train.launcher import launch, must_launch
+    from ragen.train.launcher import launch, leave, must_launch
 
     trainer = resolved.config.trainer
     if must_launch(trainer.n_gpus_per_node * trainer.nnodes):
@@ -246,7 +246,7 @@ def _train(options: argparse.Namespace) -> int:
     from ragen.train.memory import OutOfMemory
 
     try:
-        return STATUSES[train(resolved.config).status]
+        return leave(STATUSES[train(resolved.config).status])
     except OutOfMemory as error:
         raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.words)}") from error
 

@@ -35,6 +35,7 @@ WORDS = [
     "micro_batch_size_per_gpu=2",
     "trainer.total_training_steps=5",
     "trainer.save_freq=5",
+    f"{ACTOR}.optim.lr=5e-5",  # rounding grows with every update, the faster the larger it is
 ]
 # Four actions are not enough for any of these levels, so that the fifth validation ends the run.
 STOPPED = ["trainer.test_freq=1", "seed.val=102"]
@@ -85,7 +86,7 @@ def assert_equal_runs(one, two):
         weights, others = load_file(one / part), load_file(two / part)
         assert weights.keys() == others.keys()
         assert all(torch.allclose(weights[name], others[name], rtol=0, atol=1e-5) for name in weights), part
-        assert max(float((weights[name] - begun[name]).abs().max()) for name in weights) > 1e-4  # there was learning
+        assert max(float((weights[name] - begun[name]).abs().max()) for name in weights) > 5e-5  # there was learning
 
 
 def test_two_equal_one_grpo_and_a_rule_ends_both(nursery, tmp_path):

@@ -52,6 +52,18 @@ def launch(num_workers: int, num_nodes: int, arguments: Sequence[str]) -> int:
         return _status(_wait(processes, signals), Path(shared) / FAILED, bool(signals))
 
 
+def leave(status: int) -> int:
+    """The exit status of a run that has ended; a launched worker leaves with it at once.
+
+    All is written and the others know; at an ordinary exit the threads between workers sometimes abort the process.
+    """
+    if SHARED in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
 @contextmanager
 def _passing_on(processes: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
     """Pass signals on to the workers, and list them.
