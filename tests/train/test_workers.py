@@ -233,12 +233,12 @@ def test_a_run_ends_with_the_status_of_its_workers(ranks, status):
 
 def test_the_first_that_failed_decides_and_the_others_are_ended(ranks, capfd):
     failing = "echo -n 1 > $RAGEN_WORKERS/failed; exit 2"
-    assert launch(ranks("exit 1", failing, "sleep 100"), 1, []) == 2
+    assert launch(ranks("exit 1", failing, "exec sleep 100"), 1, []) == 2
     assert capfd.readouterr().err == ""
 
 
 def test_a_worker_that_was_killed_is_named(ranks, capfd):
-    assert launch(ranks("sleep 100", "kill -9 $$"), 1, []) == 1
+    assert launch(ranks("exec sleep 100", "kill -9 $$"), 1, []) == 1
     assert capfd.readouterr().err == "worker 1 was killed by signal 9\n"
 
 
@@ -274,7 +274,7 @@ def test_an_interrupt_is_passed_on_once_and_waited_for(ranks, tmp_path):
 def test_a_second_interrupt_ends_those_who_do_not_listen(ranks, tmp_path, capfd):
     ready = tmp_path / "ready"
     interrupt_when(ready, times=2)
-    assert launch(ranks(f"trap '' TERM INT; touch {ready}; sleep 100"), 1, []) == 130
+    assert launch(ranks(f"trap '' TERM INT; touch {ready}; while :; do sleep 0.05; done"), 1, []) == 130
     assert capfd.readouterr().err == "interrupted\n"
 
 
