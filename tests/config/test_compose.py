@@ -1,8 +1,11 @@
 """Override forms, layers, origins, and both dialects in one command."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ragen.config.compose import resolve
+from ragen.config.derive import in_proportion
 from ragen.config.schema import Config
 from ragen.config.tree import ConfigError, build, leaves, to_dict
 
@@ -230,3 +233,29 @@ def test_keys_without_effect_in_a_recipe_are_listed(tmp_path):
 def test_a_config_rebuilds_from_its_own_dict():
     config = resolve(["frozenlake", "lora.rank=8"], environ={}).config
     assert build(Config, to_dict(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes"),
+    [
+        (["es_manager.val.env_groups=4"], [2, 2]),
+        (["es_manager.val.env_groups=5"], [3, 2]),
+        (["es_manager.val.env_groups=4", "es_manager.val.env_configs.n_groups=[1,3]"], [1, 3]),
+    ],
+)
+def test_the_groups_of_each_tag_follow_their_number(words, sizes):
+    assert tree(*words, config_name="_1_bandit")["es_manager.val.env_configs.n_groups"] == sizes
+
+
+def test_fewer_groups_than_tags_are_refused():
+    with pytest.raises(ConfigError, match=r"n_groups=\[256, 256\] sums to 512, but .*env_groups is 1"):
+        resolve(["es_manager.val.env_groups=1"], config_name="_1_bandit", environ={})
+
+
+@given(st.integers(1, 1000), st.lists(st.integers(1, 500), min_size=1, max_size=6))
+def test_a_total_is_divided_in_proportion(total, sizes):
+    parts = in_proportion(total, sizes)
+    assert sum(parts) == total
+    assert min(parts) >= (total >= len(sizes))
+    if min(parts) > 1:  # nobody had to give up anything for a part that would have been empty
+        assert all(abs(part - total * size / sum(sizes)) < 1 for part, size in zip(parts, sizes, strict=True))

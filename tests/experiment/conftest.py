@@ -1,7 +1,7 @@
 """Experiments are expanded and checked many times over; each of their configs is resolved once."""
 
 import pytest
-from dry_runs import compose_once, resolve_once
+from dry_runs import resolve_once
 
 import ragen.config.compose
 
@@ -9,4 +9,3 @@ import ragen.config.compose
 @pytest.fixture
 def resolved_once(monkeypatch):
     monkeypatch.setattr(ragen.config.compose, "resolve", resolve_once)
-    monkeypatch.setattr(ragen.config.compose, "compose_recipe", compose_once)

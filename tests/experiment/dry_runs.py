@@ -1,6 +1,6 @@
 """Documented commands, run with --dry-run in this process.
 
-Resolving a config takes a tenth of a second, half of it for the recipe, and the same ones come again and again.
+Resolving a config takes a tenth of a second, and the same ones come again and again.
 """
 
 import contextlib
@@ -8,7 +8,6 @@ import io
 import json
 import re
 import shlex
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from ragen.cli import main
 
 ROOT = Path(__file__).parents[2]
 SEEDS = ROOT / "tests/data/seeds"
-_RESOLVE, _COMPOSE = ragen.config.compose.resolve, cache(ragen.config.compose.compose_recipe)
+_RESOLVE = ragen.config.compose.resolve
 
 
 class DryRun(NamedTuple):
@@ -38,10 +37,6 @@ def _resolved(arguments, config_name, environ):
 
 def resolve_once(arguments, config_name=None, environ=None):
     return _resolved(tuple(arguments), config_name, None if environ is None else tuple(sorted(environ.items())))
-
-
-def compose_once(name, config_dir=None):
-    return deepcopy(_COMPOSE(name, config_dir))
 
 
 def seed_text(start: str) -> str:

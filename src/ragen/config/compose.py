@@ -62,6 +62,7 @@ def resolve(
     config = tree.build()
     check_numbers(config, tree.name)
     _apply_derived(tree, config, environment, {item.key: item for item in [*variables, *typed]}, assigned)
+    _follow_env_groups(tree, config, assigned)
     _choose_devices(tree, config, assigned, environ)
     _follow_fine_tuning(tree, config, assigned)
 
@@ -177,6 +178,16 @@ def _refuse_contradiction(key: str, derived: v1.Derived, sources: list[Typed], t
             f"{names} and {typed.name} both set {key}, to {shown(derived.value)} ({derived.why}) and "
             f"{shown(translated)}: keep one of them"
         )
+
+
+def _follow_env_groups(tree: Layers, config: Config, assigned: Mapping[str, Typed]) -> None:
+    """Who changes only the number of groups keeps the shares that the recipe gives to its tags."""
+    for split, envs in (("train", config.es_manager.train), ("val", config.es_manager.val)):
+        key, sizes = f"es_manager.{split}.env_configs.n_groups", envs.env_configs.n_groups
+        typed = any(name in assigned for name in (key, f"es_manager.{split}.env_configs.tags"))
+        if len(sizes) > 1 and not typed and min(sizes) > 0 and len(sizes) <= envs.env_groups != sum(sizes):
+            divided = derive.in_proportion(envs.env_groups, sizes)
+            tree.set(key, divided, f"derived: es_manager.{split}.env_groups, divided as {shown(sizes)}")
 
 
 def _choose_devices(tree: Layers, config: Config, assigned: Mapping[str, Typed], environ: Mapping[str, str]) -> None:

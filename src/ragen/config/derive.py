@@ -1,6 +1,8 @@
 """Numbers that follow from a config, each defined once: the plan prints them and the trainer obeys them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil
 
 from ragen.agent.rules import AgentRules
@@ -38,6 +40,22 @@ def critic_model(config: Config) -> Need:
 
 def episodes_per_step(config: Config) -> int:
     return config.es_manager.train.env_groups * config.es_manager.train.group_size
+
+
+def in_proportion(total: int, sizes: Sequence[int]) -> list[int]:
+    """A total divided as `sizes` are, by largest remainder; where there is enough, everyone gets at least 1.
+
+    in_proportion(5, [256, 256]) is [3, 2].
+    """
+    exact = [Fraction(total * size, sum(sizes)) for size in sizes]
+    parts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(sizes)), key=lambda place: parts[place] - exact[place])
+    for place in by_remainder[: total - sum(parts)]:
+        parts[place] += 1
+    while 0 in parts and max(parts) > 1:
+        parts[parts.index(max(parts))] -= 1
+        parts[parts.index(0)] += 1
+    return parts
 
 
 def samples_per_step(config: Config) -> int:

@@ -3,7 +3,7 @@
 is_key("trainer.test_freq"), is_group("trainer"), no_effect("actor_rollout_ref.rollout.n")
 """
 
-from dataclasses import Field
+from dataclasses import MISSING, Field
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -92,6 +92,21 @@ def checked(key: str, value: Any, name: str) -> Any:
 def is_reference(value: Any) -> bool:
     """`${other.key}`, alone or in a list."""
     return any(isinstance(item, str) and "${" in item for item in (value if isinstance(value, list) else [value]))
+
+
+def targets(key: str) -> tuple[str, ...]:
+    """The keys of the tree that a typed key sets."""
+    return v1.KEYS[key].targets if key in V1_ONLY else (key,)
+
+
+def followed_by(key: str) -> set[str]:
+    """The keys whose default is the value of this one, directly or through another."""
+    direct = {name for name, (spec, _) in FIELDS.items() if f"${{{key}}}" in str(_default(spec))}
+    return direct.union(*(followed_by(name) for name in direct))
+
+
+def _default(spec: Field) -> Any:
+    return spec.default if spec.default_factory is MISSING else spec.default_factory()
 
 
 def no_effect(key: str) -> str:

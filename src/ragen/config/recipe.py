@@ -3,6 +3,8 @@
 compose_recipe("_2_sokoban"), compose_recipe("mine", config_dir="my/recipes")
 """
 
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -23,12 +25,21 @@ def recipe_names() -> list[str]:
 
 def compose_recipe(name: str, config_dir: str | None = None) -> DictConfig:
     """What a recipe sets, with all that it builds upon, references unresolved. One's own come before the built-in."""
-    folders = [BUILT_IN]
-    if config_dir is not None:
-        if not Path(config_dir).is_dir():
-            raise ConfigError(f"--config-dir {config_dir}: no such folder")
-        folders.insert(0, Path(config_dir).resolve())
     name = name.removesuffix(".yaml")
+    if config_dir is None:
+        return deepcopy(_built_in(name))
+    if not Path(config_dir).is_dir():
+        raise ConfigError(f"--config-dir {config_dir}: no such folder")
+    return _composed(name, [Path(config_dir).resolve(), BUILT_IN])
+
+
+@cache
+def _built_in(name: str) -> DictConfig:
+    """An experiment asks for the same one again and again, and Hydra takes its time."""
+    return _composed(name, [BUILT_IN])
+
+
+def _composed(name: str, folders: list[Path]) -> DictConfig:
     known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
     if name not in known:
         raise ConfigError(f"--config-name {name or repr(name)}: no such recipe{nearest_of(name, known)}")

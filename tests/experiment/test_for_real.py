@@ -1,0 +1,56 @@
+"""A documented script as a user starts it, up to its report. All of them: scripts/studies/every_experiment.py."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ragen.experiment.results import status_of
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ("--kl-values", "0,0.01", "--model", "pocket", "--gpus=cpu,cpu", "--steps", "3", "--cooldown=0")
+FEW = (
+    "es_manager.train.env_groups=2", "es_manager.train.group_size=4", "es_manager.val.env_groups=4",
+    "ppo_mini_batch_size=8", "trainer.logger=[console]",
+)  # fmt: skip
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start an entry script of a copy of this checkout, whose outputs then lie there."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    shutil.copy2(ROOT / "ragen", tmp_path)
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    environment = os.environ | {"RAGEN_PYTHON": sys.executable}
+    for name in ("RAY_ADDRESS", "PYTHONPATH"):
+        environment.pop(name, None)
+
+    def start(*words):
+        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return start
+
+
+def test_a_sweep_from_the_script_to_the_report(start, tmp_path):
+    script = ("bash", "scripts/runs/run_kl_sweep.sh", *OPTIONS)
+    planned = [json.loads(line) for line in start(*script, "--dry-run", "--", *FEW).stdout.splitlines()]
+    assert len(planned) == 2
+    ended = start(*script, "--", *FEW)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    summary = (tmp_path / "logs/kl_sweep_pocket.log").read_text()
+    for run in planned:
+        result = (tmp_path / run["log"]).with_suffix(".result").read_text().strip()
+        assert status_of(result) == "success" and "N/A" not in result and result in summary
+        assert len((tmp_path / run["checkpoints"] / "metrics.jsonl").read_text().splitlines()) == 4
+    assert "reference model" not in (tmp_path / planned[0]["log"]).read_text()
+
+    again = start(*script, "--resume", "--", *FEW)
+    assert again.returncode == 0 and "start " not in again.stdout
+    assert (tmp_path / "logs/kl_sweep_pocket.log").read_text() == summary
+    report = start("./ragen", "report", "logs/kl_sweep_pocket.log")
+    assert report.returncode == 0, report.stderr
+    assert all((tmp_path / line.split(": ")[1]).is_file() for line in report.stdout.splitlines() if line.endswith("html"))
