@@ -1,0 +1,231 @@
+"""A real pretrained model, from demonstrations to RL: SmolLM2-135M on one GPU. Prints tables.
+
+    PYTHONPATH=src .venv/bin/python scripts/studies/smollm2.py plan configs.yaml --model MODEL --folder OUT
+    PYTHONPATH=src python scripts/studies/smollm2.py run configs.yaml --at-once 12    # about 20 minutes on one H200
+    PYTHONPATH=src .venv/bin/python scripts/studies/smollm2.py table OUT
+
+`plan` resolves every run where Hydra is installed; `run` needs neither Hydra nor a network. First come the supervised
+runs: the documented ones, and short ones of several sizes. RL starts from the short one whose success is nearest to
+45 %: PPO and GRPO, with and without the filter, three seeds each.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+GAMES = {"sokoban": "_2_sokoban", "frozenlake": "_3_frozen_lake"}
+# The published batch shapes. Replies of a model that was shown answers only are short: 64 tokens cut none of them.
+COMMON = (
+    f"{ROLLOUT}.response_length=64",
+    f"{ROLLOUT}.max_model_len=2048",
+    "micro_batch_size_per_gpu=32",
+    "log_prob_micro_batch_size_per_gpu=64",
+)
+DOCUMENTED = ("sft.data_generation.train_size=2000", "sft.data_generation.test_size=200", "sft.training.epochs=5")
+SHORT = {"300": 300, "600": 600, "1200": 1200}  # levels, two epochs each
+FILTERS = {
+    "filter": (f"{ROLLOUT}.rollout_filter_value=0.9", f"{ROLLOUT}.rollout_filter_include_zero=False"),
+    "nofilter": (f"{ROLLOUT}.rollout_filter_value=1.0", f"{ROLLOUT}.rollout_filter_include_zero=True"),
+}
+ALGORITHMS = {"ppo": ("algorithm.adv_estimator=gae",), "grpo": ("algorithm.adv_estimator=grpo",)}
+RL = (
+    "trainer.logger=[console]",
+    "trainer.save_freq=-1",
+    "trainer.total_training_steps=100",
+    "trainer.test_freq=25",
+    "ppo_mini_batch_size=32",
+    f"{ACTOR}.optim.lr=1e-5",
+    "critic.optim.lr=1e-4",
+    f"{ACTOR}.entropy_coeff=0.001",
+    "collapse_detection.compute_freq=25",
+)
+NUM_SEEDS = 3
+AIM = 0.45
+
+
+# --- the runs -----------------------------------------------------------------------------------------------------
+
+
+def supervised(model: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
+    """Name -> (recipe, words)."""
+    found = {}
+    for game, recipe in GAMES.items():
+        sizes = {"documented": DOCUMENTED}
+        if game == "sokoban":
+            sizes |= {
+                f"short-{name}": (
+                    f"sft.data_generation.train_size={size}",
+                    "sft.data_generation.test_size=50",
+                    "sft.training.epochs=2",
+                )
+                for name, size in SHORT.items()
+            }
+        for size, words in sizes.items():
+            name = f"sft-{game}-{size}"
+            found[name] = (
+                recipe,
+                [
+                    "rl_or_sft=sft",
+                    f"sft.training.base_model={model}",
+                    f"sft.output_dir={folder / name}",
+                    "sft.training.micro_batch_size=16",
+                    "sft.training.logger=[console]",
+                    f"sft.training.experiment_name={name}",
+                    *words,
+                    *COMMON,
+                ],
+            )
+    return found
+
+
+def reinforced(model: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
+    found = {}
+    for seed in range(NUM_SEEDS):
+        for algorithm, estimator in ALGORITHMS.items():
+            for condition, words in FILTERS.items():
+                name = f"{algorithm}-{condition}-s{seed}"
+                found[name] = (
+                    "_2_sokoban",
+                    [
+                        f"model_path={model}",
+                        f"trainer.default_local_dir={folder / name}",
+                        f"trainer.experiment_name={name}",
+                        f"seed.train={10_000 + 1_000_000 * seed}",
+                        *estimator,
+                        *words,
+                        *COMMON,
+                        *RL,
+                    ],
+                )
+    return found
+
+
+def plan(path: Path, model: str, folder: Path, more: list[str]) -> None:
+    """Every run as a resolved config. What RL starts from is filled in when it is known."""
+    from ragen.config.compose import resolve
+    from ragen.config.tree import to_dict
+
+    runs = supervised(model, folder) | reinforced(model, folder)
+    configs = {
+        name: to_dict(resolve([*words, *more], recipe, environ={}).config) for name, (recipe, words) in runs.items()
+    }
+    path.write_text(yaml.safe_dump(configs))
+    print(f"{len(configs)} runs: {path}")
+
+
+def one(path: Path, name: str, model: str | None) -> None:
+    """One run in this process."""
+    from ragen.config.schema import Config
+    from ragen.config.tree import build
+    from ragen.train import train
+
+    config = build(Config, yaml.safe_load(path.read_text())[name])
+    if config.rl_or_sft == "sft":
+        from ragen.sft.run import fine_tune
+
+        fine_tune(config)
+        return
+    if model is not None:
+        ours = replace(config.actor_rollout_ref, model=replace(config.actor_rollout_ref.model, path=model))
+        critic = replace(config.critic, model=replace(config.critic.model, path=model))
+        config = replace(config, model_path=model, actor_rollout_ref=ours, critic=critic)
+    train(config)
+
+
+def run(path: Path, at_once: int) -> None:
+    configs = yaml.safe_load(path.read_text())
+    tuned = [name for name in configs if name.startswith("sft-")]
+    others = [name for name in configs if name not in tuned]
+    _run_all(path, tuned, None, at_once)
+    folder = Path(configs[tuned[0]]["sft"]["output_dir"]).parent
+    chosen = choose(folder)
+    print(f"RL starts from {chosen}", flush=True)
+    _run_all(path, others, str(folder / chosen / "merged_model"), at_once)
+
+
+def _run_all(path: Path, names: list[str], model: str | None, at_once: int) -> None:
+    def start(name: str) -> None:
+        started = time.monotonic()
+        log = path.with_name(f"{name}.log")
+        words = [sys.executable, __file__, "one", str(path), "--name", name, *(["--model", model] if model else [])]
+        with open(log, "ab") as file:
+            status = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, env=os.environ).returncode
+        print(f"{name}: exit status {status} after {time.monotonic() - started:.0f} s", flush=True)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(start, names))
+
+
+# --- what came out ------------------------------------------------------------------------------------------------
+
+
+def validated(folder: Path) -> list[dict]:
+    from ragen.report.folder import RunFolder
+
+    rows = RunFolder(folder).read_metrics().rows
+    return [row for row in rows if any(key.startswith("val-env/") and key.endswith("/success") for key in row)]
+
+
+def success(row: dict, kind: str = "success") -> float:
+    return next(value for key, value in row.items() if key.startswith("val-env/") and key.endswith(f"/{kind}"))
+
+
+def choose(folder: Path) -> str:
+    """The short run after which success is nearest to the aim."""
+    found = {}
+    for name in SHORT:
+        rows = validated(folder / f"sft-sokoban-short-{name}" / "lora_weights")
+        if rows:
+            found[f"sft-sokoban-short-{name}"] = success(rows[-1])
+    return min(found, key=lambda name: abs(found[name] - AIM))
+
+
+def table(folder: Path) -> None:
+    print("| run | steps | success at T = 0.5, % | last [95 %] | greedy, % | minutes |\n|---|---|---|---|---|---|")
+    for run in sorted(folder.iterdir()):
+        place = run / "lora_weights" if run.name.startswith("sft-") else run
+        if not (place / "metrics.jsonl").is_file():
+            continue
+        from ragen.report.folder import RunFolder
+
+        rows, valid = RunFolder(place).read_metrics().rows, validated(place)
+        if not valid:
+            print(f"| {run.name} | {rows[-1]['step']} | not validated | | | |")
+            continue
+        curve = " → ".join(f"{100 * success(row):.1f}" for row in valid)
+        low, high = (100 * success(valid[-1], f"success_{end}") for end in ("low", "high"))
+        minutes = sum(row.get("timing_s/step", row.get("timing_s/testing", 0.0)) for row in rows) / 60
+        greedy = 100 * success(valid[-1], "greedy_success")
+        print(f"| {run.name} | {rows[-1]['step']} | {curve} | [{low:.1f}, {high:.1f}] | {greedy:.1f} | {minutes:.1f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=("plan", "run", "one", "table"))
+    parser.add_argument("path", type=Path, help="the file with the configs; for `table` the folder of the runs")
+    parser.add_argument("--model", help="the pretrained model: a folder, or smollm2")
+    parser.add_argument("--folder", type=Path, default=Path("runs/smollm2"), help="where the runs are to be written")
+    parser.add_argument("--name", help="which run")
+    parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("overrides", nargs="*", help="key=value for every run")
+    given = parser.parse_intermixed_args()
+    if given.verb == "plan":
+        plan(given.path, given.model or "smollm2", given.folder, given.overrides)
+    elif given.verb == "run":
+        run(given.path, given.at_once)
+    elif given.verb == "one":
+        one(given.path, given.name, given.model)
+    else:
+        table(given.path)
+
+
+if __name__ == "__main__":
+    main()
