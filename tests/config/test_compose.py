@@ -252,6 +252,13 @@ def test_fewer_groups_than_tags_are_refused():
         resolve(["es_manager.val.env_groups=1"], config_name="_1_bandit", environ={})
 
 
+def test_remainders_decide_who_gets_more():
+    assert in_proportion(128, [8]) == [128]
+    assert in_proportion(16, [4, 3, 1]) == [8, 6, 2]
+    assert in_proportion(5, [1, 1, 1]) == [2, 2, 1]
+    assert in_proportion(5, [6, 1, 1]) == [3, 1, 1]  # 3.75, 0.625, 0.625, and nobody is left out
+
+
 @given(st.integers(1, 1000), st.lists(st.integers(1, 500), min_size=1, max_size=6))
 def test_a_total_is_divided_in_proportion(total, sizes):
     parts = in_proportion(total, sizes)

@@ -53,4 +53,5 @@ def test_a_sweep_from_the_script_to_the_report(start, tmp_path):
     assert (tmp_path / "logs/kl_sweep_pocket.log").read_text() == summary
     report = start("./ragen", "report", "logs/kl_sweep_pocket.log")
     assert report.returncode == 0, report.stderr
-    assert all((tmp_path / line.split(": ")[1]).is_file() for line in report.stdout.splitlines() if line.endswith("html"))
+    written = [Path(line.partition(": ")[2]) for line in report.stdout.splitlines() if line.startswith("report: ")]
+    assert [path.suffix for path in written] == [".html", ".md"] and all(path.is_file() for path in written)
