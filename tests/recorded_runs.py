@@ -148,13 +148,30 @@ class Recorded:
 def commands(folder: Path) -> list[list[str]]:
     """One after the other; some go on where an earlier one ended."""
     resumed = [
-        "sokoban", "algorithm.adv_estimator=gae", "agent_proxy.max_turn=2",
+        "sokoban", "algorithm.adv_estimator=gae", "agent_proxy.max_turn=2", "critic.model.lora_rank=2",
         "actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.01",
         "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.01", "algorithm.kl_ctrl.type=adaptive",
         "trainer.save_freq=1", f"trainer.default_local_dir={folder}/gae",
     ]  # fmt: skip
+    analysed = [
+        "trainer.gradient_analysis_mode=True", "trainer.gradient_analysis_env_groups=4",
+        "trainer.gradient_analysis_log_prefilter=True", "actor_rollout_ref.rollout.gradient_analysis_num_buckets=2",
+        "trainer.gradient_analysis_only=True", "trainer.exit_after_gradient_analysis=True",
+        "actor_rollout_ref.actor.entropy_coeff=0.001", f"{FILTER}value=1", f"{FILTER}include_zero=True",
+        "trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}/gae/global_step_2",
+        "trainer.gradient_analysis_every=1", "trainer.total_training_steps=2",
+        f"trainer.default_local_dir={folder}/probe",
+    ]  # fmt: skip
+    tuned = [
+        "rl_or_sft=sft", "sft.training.base_model=pocket-blank", "agent_proxy.prompt_style=terse",
+        "env.env_kwargs.cell_format=plain", "sft.data_generation.train_size=2", "sft.data_generation.test_size=1",
+        "sft.training.epochs=1", "sft.training.lora_rank=2", "training.val_data_num=1", "training.n_rollout=1",
+        "actor_rollout_ref.rollout.response_length=4",
+    ]  # fmt: skip
     return [
         ["sokoban", *SMALL, "--dry-run"],
+        ["sokoban", *tuned, f"sft.output_dir={folder}/sokoban"],
+        ["frozenlake", *tuned, f"sft.output_dir={folder}/frozenlake"],
         [
             "two_armed_bandit", *SMALL, "algorithm.soft_advantage_reweight=True", "grpo_advantage_length_weight=True",
             "es_manager.val.group_size=2", "trainer.log_group_rv_table=True", "trainer.logger=[console,wandb]",
@@ -169,9 +186,11 @@ def commands(folder: Path) -> list[list[str]]:
         ],
         [
             "frozenlake", *SMALL, "agent_proxy.context_window_mode=limited_multi_turn", "agent_proxy.max_turn=2",
+            "lora.rank=2",
             "actor_rollout_ref.actor.entropy_coeff=0.001", f"{FILTER}metric=entropy",
             f"trainer.default_local_dir={folder}/windowed",
         ],
+        ["sokoban", *SMALL, *resumed[1:], *analysed],
         [
             "two_armed_bandit", *SMALL, f"{FILTER}metric=length", f"{FILTER}selection_eps=100000",
             f"{FILTER}empty_stop_steps=1", f"trainer.default_local_dir={folder}/empty",
@@ -186,6 +205,7 @@ def recorded() -> Recorded:
         patch.setitem(sys.modules, "wandb", _fake_wandb())
         patch.setenv("WANDB_MODE", "offline")
         statuses = [_quietly(["train", *words]) for words in commands(Path(name))]
+        _quietly(["eval", "pocket", "--env", "bandit", "--episodes=2", "--samples=1", f"--output={name}/eval"])
         for path in sorted(Path(name).rglob("metrics.jsonl")):
             metrics.update(RunFolder(path.parent).read_metrics().names())
     return Recorded(dict(readers), metrics, statuses)

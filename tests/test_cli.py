@@ -13,7 +13,7 @@ from ragen.play import ONE_ANSWER_PER_LINE
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-VERBS = ("train", "play", "envs")
+VERBS = ("train", "play", "envs", "merge")
 HEAVY = ("torch", "transformers", "ray", "wandb")
 
 
@@ -87,13 +87,6 @@ def test_training_and_its_report_from_the_command_line(tmp_path):
     assert "model: pocket (command line: model.base_model=pocket)" in run.stderr
     again = ragen("report", str(tmp_path / "run"))
     assert again.returncode == 0 and again.stdout.splitlines()[-1] == lines[-1]
-
-
-def test_what_is_not_built_is_refused_without_torch():
-    run = ragen("train", "model_path=pocket", "lora.rank=8")
-    assert run.returncode == 2
-    assert "lora.rank above 0 is not built yet" in run.stderr
-    assert "loaded []" in run.stderr
 
 
 @pytest.mark.parametrize(

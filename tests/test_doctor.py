@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragen import doctor
+from ragen.config.compose import resolve
 from ragen.doctor import (
     EXPERIMENTS,
     GIB,
@@ -121,6 +122,24 @@ def test_the_cache_by_hand():
     config = config_of(few, QWEN_3B)
     longest = config.actor_rollout_ref.rollout.max_model_len
     assert kv_cache(QWEN_3B, config, size=2) == 6 * longest * 36 * 2 * 256 * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "num_models", "ranks"),
+    [
+        (["lora.rank=8"], 2, [8, 8]),  # the actor is its own reference
+        (["critic.model.lora_rank=8"], 3, [0, 8]),
+        (["actor_rollout_ref.model.lora_rank=8"], 2, [8, 0]),
+        (["lora.rank=8", "algorithm.adv_estimator=grpo"], 1, [8]),
+    ],
+)
+def test_adapters_need_less(words, num_models, ranks):
+    kl = ["actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.1"]
+    config = resolve(["model_path=x", "algorithm.adv_estimator=gae", *kl, *words], "base", environ={}).config
+    found, all_weights = memory(QWEN_05B, config, on_gpu=True), 494_032_768
+    trained = [QWEN_05B.num_adapter_parameters(rank) if rank else all_weights for rank in ranks]
+    assert found["weights"] == 2 * num_models * all_weights
+    assert (found["master weights"], found["Adam"]) == (4 * sum(trained), 8 * sum(trained))
 
 
 def test_fine_tuning_trains_adapters_only():

@@ -185,13 +185,13 @@ def test_the_list_to_the_letter(place, capsys):
     assert "\x1b" not in out
     assert out.splitlines() == [
         "name              env           model       estimator   step  status                               "
-        "            success        best    age",
+        "            success        best  health    age",
         "ragen/first       CoordSokoban  Qwen2.5-3B  gae        20/20  finished                             "
-        "37.5 % [27.5, 47.5]  50.0 % @10  3 min",
+        "37.5 % [27.5, 47.5]  50.0 % @10  –       3 min",
         "ragen/second-one  CoordSokoban  Qwen2.5-3B  grpo         –/5  interrupted                          "
-        "                  –           –    2 h",
+        "                  –           –  –         2 h",
         "ragen/third       CoordSokoban  Qwen2.5-3B  grpo       0/100  stopped early: empty_filtered_steps  "
-        " 12.5 % [2.5, 22.5]   12.5 % @0  1 min",
+        " 12.5 % [2.5, 22.5]   12.5 % @0  –       1 min",
     ]
     list_runs([])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == [

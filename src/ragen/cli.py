@@ -33,6 +33,20 @@ values (Hydra's forms):
   +key=value  ~key      key='${other.key}'
 """
 
+SFT_EXAMPLES = """examples:
+  ragen sft sokoban sft.training.base_model=Qwen/Qwen2.5-0.5B-Instruct --dry-run
+  ragen sft frozenlake sft.training.base_model=smollm2 sft.data_generation.train_size=500 \\
+      sft.output_dir=models/sft/frozenlake
+  ragen sft sokoban sft.output_dir=models/sft/sokoban &&
+      ragen train sokoban model.base_model=models/sft/sokoban/merged_model
+"""
+
+MERGE_EXAMPLES = """examples:
+  ragen merge checkpoints/RAGEN/pocket-sokoban/global_step_200 --dry-run
+  ragen merge checkpoints/RAGEN/pocket-sokoban/global_step_200 \\
+      --output models/sokoban-agent
+"""
+
 POCKET_EXAMPLES = """examples:
   ragen pocket build --dry-run
   ragen pocket build --output models/pocket
@@ -49,15 +63,30 @@ examples:
   ragen play CoordFrozenLake --seed 7 --split val
   ragen play sokoban --agent optimal
   ragen play bandit --agent random --prompt
+  ragen play sokoban --agent pocket --temperature 0.5
   PYTHONPATH=$PWD ragen play my_module:MyEnvironment
 """
 
+
+SERVE_EXAMPLES = """examples:
+  ragen serve pocket
+  ragen serve checkpoints/RAGEN/pocket-sokoban/global_step_150 --port 8001
+  ragen eval --api-base http://127.0.0.1:8001/v1 --api-model pocket-sokoban/global_step_150 --env SimpleSokoban
+"""
 
 RUNS_EXAMPLES = """examples:
   ragen runs
   ragen runs model_saving/kl_sweep_Qwen2.5-3B --sort success
   ragen runs --metric actor/entropy
   ragen runs --compare pocket-sokoban pocket-sokoban-2
+"""
+
+
+PLOT_EXAMPLES = """examples:
+  ragen plot gradients checkpoints/ragen/test --list-steps
+  ragen plot gradients checkpoints/ragen/test --step 1 51
+  ragen plot gradients RUN OTHER_RUN --output-dir pictures
+  ragen plot gradients --wandb-path entity/project/run
 """
 
 
@@ -75,13 +104,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         parser.print_help()
         return 0
-    if arguments[0] == "train":
+    if arguments[0] in ("train", "sft"):
         # Options and key=value words may come in any order, which sub-parsers cannot do.
-        options = _train_parser().parse_intermixed_args(arguments[1:])
-        options.arguments = arguments[1:]
+        words = arguments[1:] + (["rl_or_sft=sft"] if arguments[0] == "sft" else [])
+        options = _train_parser(arguments[0]).parse_intermixed_args(words)
+        options.arguments = words
         verb = _train
     elif arguments[0] == "sweep":
         options, verb = arguments[1:], _sweep
+    elif arguments[0] == "eval":
+        options, verb = arguments[1:], _eval
     else:
         options = parser.parse_args(arguments)
         verb = options.verb
@@ -122,11 +154,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ragen {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     verbs.add_parser("train", help="train an agent, or show the plan of a run (--dry-run)", add_help=False)
+    verbs.add_parser("sft", help="fine-tune a model on solved levels, merge it and let it play", add_help=False)
     verbs.add_parser("sweep", help="run a documented experiment: many runs, one table", add_help=False)
+    verbs.add_parser("eval", help="let models play the validation levels, and compare them", add_help=False)
+    _add_serve(verbs)
     play = verbs.add_parser(
         "play",
-        help="play an environment in the terminal, or watch a solver play",
-        description="Play a level by hand, or watch random or optimal play.",
+        help="play an environment in the terminal, or watch a solver or a model play",
+        description="Play a level by hand, or watch random play, optimal play or a model, token by token.",
         epilog=PLAY_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -139,7 +174,13 @@ def _parser() -> argparse.ArgumentParser:
     play.add_argument(
         "--split", metavar="{train,val,test,sft}", default="val", help="which set of levels (default val)"
     )
-    play.add_argument("--agent", metavar="{human,random,optimal}", default="human", help="who plays (default human)")
+    play.add_argument(
+        "--agent",
+        metavar="{human,random,optimal,MODEL}",
+        default="human",
+        help="who plays (default human); a model: pocket, a folder or a checkpoint, as for ragen eval",
+    )
+    play.add_argument("--temperature", type=float, default=0.0, help="of a model's sampling (default 0: greedy)")
     play.add_argument("--prompt", action="store_true", help="show the prompt that a model would see")
     play.set_defaults(verb=_play)
     report = verbs.add_parser(
@@ -153,6 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("folder", metavar="RUN|SWEEP", help="a run folder, or an experiment's summary log or folder")
     report.set_defaults(verb=_report)
     _add_runs(verbs)
+    _add_plot(verbs)
     doctor = verbs.add_parser(
         "doctor",
         help="what this machine has, and which experiments can run on it",
@@ -161,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="the same as JSON")
     doctor.set_defaults(verb=_doctor)
+    _add_merge(verbs)
     pocket = verbs.add_parser(
         "pocket",
         help="build the embedded model from solver data",
@@ -184,6 +227,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_serve(verbs: Any) -> None:
+    serve = verbs.add_parser(
+        "serve",
+        help="offer a model to other programs: an OpenAI-compatible server on this machine",
+        description="Serve a checkpoint, a model folder or the embedded model at /v1/chat/completions, for programs on "
+        "this machine. Ctrl-C ends it.",
+        epilog=SERVE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.add_argument("model", metavar="MODEL", help="a checkpoint, a run folder, a model folder, or pocket")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
+    serve.add_argument("--port", type=int, default=8000, help="port (default 8000; 0: any that is free)")
+    serve.add_argument(
+        "--max-model-len", type=int, metavar="N", help="tokens of prompt and reply (default: the model's)"
+    )
+    serve.add_argument("--name", help="the name that requests give (default: the model's own)")
+    serve.add_argument("--dry-run", action="store_true", help="say what would be served and stop")
+    serve.set_defaults(verb=_serve)
+
+
 def _add_runs(verbs: Any) -> None:
     runs = verbs.add_parser(
         "runs",
@@ -200,12 +263,50 @@ def _add_runs(verbs: Any) -> None:
     runs.set_defaults(verb=_runs)
 
 
-def _train_parser() -> argparse.ArgumentParser:
+def _add_plot(verbs: Any) -> None:
+    plot = verbs.add_parser(
+        "plot",
+        help="draw the gradient analysis of runs",
+        description="Draw what a gradient analysis has measured: pictures, JSON and CSV for\n"
+        "each step, and one figure over all steps and runs.",
+        epilog=PLOT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    plot.add_argument("what", choices=["gradients"], help="what to draw")
+    plot.add_argument("folders", nargs="*", metavar="RUN", help="run folders")
+    plot.add_argument("--step", nargs="+", action="extend", type=int, metavar="N", help="only these steps")
+    plot.add_argument("--list-steps", action="store_true", help="say which steps there are and stop")
+    plot.add_argument("--output-dir", metavar="DIR", help="folder (default gradient_analysis_outputs/<run name>)")
+    plot.add_argument("--wandb-path", metavar="PATH", help="a W&B run, entity/project/run, in place of a folder")
+    plot.set_defaults(verb=_plot)
+
+
+def _add_merge(verbs: Any) -> None:
+    merge = verbs.add_parser(
+        "merge",
+        help="merge the adapter of a LoRA run into its base: an ordinary model folder",
+        description="Write the model of a checkpoint with an adapter (lora.rank above 0) as an\nordinary Hugging Face "
+        "folder. Nothing is overwritten, and the checkpoint stays\nas it is.",
+        epilog=MERGE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    merge.add_argument("checkpoint", metavar="CHECKPOINT", help="global_step_<N> of a run, or a folder with an adapter")
+    merge.add_argument("--output", metavar="DIR", help="folder (default CHECKPOINT_merged)")
+    merge.add_argument("--dry-run", action="store_true", help="say what would be written and stop")
+    merge.set_defaults(verb=_merge)
+
+
+def _train_parser(verb: str = "train") -> argparse.ArgumentParser:
+    descriptions = {
+        "train": "Resolve a run from an environment name or a recipe.",
+        "sft": "Fine-tune a model on solved levels, merge the best epoch and let it play the validation levels: "
+        "ragen train with rl_or_sft=sft.",
+    }
     parser = _Parser(
-        prog="ragen train",
-        usage="ragen train [ENV | --config-name RECIPE] [key=value ...] [--dry-run]",
-        description="Resolve a run from an environment name or a recipe.",
-        epilog=TRAIN_EXAMPLES,
+        prog=f"ragen {verb}",
+        usage=f"ragen {verb} [ENV | --config-name RECIPE] [key=value ...] [--dry-run]",
+        description=descriptions[verb],
+        epilog={"train": TRAIN_EXAMPLES, "sft": SFT_EXAMPLES}[verb],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -242,11 +343,11 @@ def _train(options: argparse.Namespace) -> int:
     if must_launch(trainer.n_gpus_per_node * trainer.nnodes):
         return launch(trainer.n_gpus_per_node, trainer.nnodes, options.arguments)
 
-    from ragen.train.loop import train
+    from ragen.train import train_any
     from ragen.train.memory import OutOfMemory
 
     try:
-        return leave(STATUSES[train(resolved.config).status])
+        return leave(STATUSES[train_any(resolved.config).status])
     except OutOfMemory as error:
         raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.words)}") from error
 
@@ -269,6 +370,21 @@ def _sweep(arguments: Sequence[str]) -> int:
     return sweep(arguments)
 
 
+def _eval(arguments: Sequence[str]) -> int:
+    from ragen.evaluate.command import command
+
+    return command(arguments, os.environ.pop("RAGEN_CALLER_DIR", ""))
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from ragen.serve import serve
+
+    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
+    there = os.path.join(caller, options.model)
+    model = there if caller and os.path.isdir(there) else options.model
+    return serve(model, options.host, options.port, options.max_model_len, options.name, options.dry_run)
+
+
 def _say_what_is_meant(resolved: "Resolved") -> None:
     for key, reason in resolved.no_effect.items():
         print(f"no effect: {key}: {reason}", file=sys.stderr)
@@ -287,7 +403,11 @@ def _from_caller(folder: str | None) -> str | None:
 def _play(options: argparse.Namespace) -> int:
     from ragen.play import play
 
-    return play(options.environment, options.seed, options.split, options.agent, options.prompt)
+    agent = options.agent
+    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
+    if caller and os.path.isdir(os.path.join(caller, agent)):
+        agent = os.path.join(caller, agent)
+    return play(options.environment, options.seed, options.split, agent, options.prompt, options.temperature)
 
 
 def _envs(options: argparse.Namespace) -> int:
@@ -327,10 +447,49 @@ def _runs(options: argparse.Namespace) -> int:
     return list_runs(folders, options.sort, options.metric, options.json)
 
 
+def _plot(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from ragen.report import gradient_data
+
+    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
+    sources = [gradient_data.from_folder(os.path.join(caller, folder)) for folder in options.folders]
+    sources += [gradient_data.from_wandb(options.wandb_path)] if options.wandb_path else []
+    if not sources:
+        raise ValueError("nothing to draw: name a run folder, or a W&B run with --wandb-path")
+    if options.list_steps:
+        for source in sources:
+            print(f"{source.name}: {', '.join(map(str, gradient_data.steps(source))) or 'no gradient analysis'}")
+        return 0
+    from ragen.report.gradient_plots import note_without_table, plot
+
+    output = Path(caller, options.output_dir) if options.output_dir else None
+    for note in filter(None, map(note_without_table, sources)):
+        print(f"note: {note}", file=sys.stderr)
+    for path in plot(sources, options.step or (), output):
+        print(path)
+    return 0
+
+
 def _doctor(options: argparse.Namespace) -> int:
     from ragen.doctor import examine
 
     return examine(options.json)
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from ragen.train.merge import merge, plan
+
+    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
+    output = Path(caller, options.output) if options.output else None
+    planned = plan(Path(caller, options.checkpoint), output)
+    print(planned)
+    if not options.dry_run:
+        merge(planned)
+        print(f"merged: {planned.output}")
+    return 0
 
 
 def _pocket(options: argparse.Namespace) -> int:

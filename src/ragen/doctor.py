@@ -161,15 +161,16 @@ def memory(model: Model, config: "Config", on_gpu: bool) -> dict[str, int]:
     from ragen.config import derive
 
     size, sft = 2 if on_gpu else 4, config.rl_or_sft == "sft"
-    rank = config.sft.training.lora_rank if sft else config.lora.rank
-    trained = model.num_adapter_parameters(rank) if rank > 0 else model.num_parameters
-    num_trained_models = 1 if sft else 1 + derive.critic_model(config).needed
-    num_models = num_trained_models + (not sft and derive.reference_model(config).needed)
-    gradients = trained * (6 if on_gpu else 4) + activations(model, config, size)
+    ranks = [config.sft.training.lora_rank] if sft else [config.actor_rollout_ref.model.lora_rank]
+    if not sft and derive.critic_model(config).needed:
+        ranks.append(config.critic.model.lora_rank)
+    trained = [model.num_adapter_parameters(rank) if rank > 0 else model.num_parameters for rank in ranks]
+    has_reference = not sft and derive.reference_model(config).needed and not derive.reference_is_actor(config)
+    gradients = max(trained) * (6 if on_gpu else 4) + activations(model, config, size)
     return {
-        "weights": num_models * model.num_parameters * size,
-        "master weights": num_trained_models * trained * 4 if on_gpu or rank > 0 else 0,
-        "Adam": num_trained_models * trained * 8,
+        "weights": (len(ranks) + has_reference) * model.num_parameters * size,
+        "master weights": 4 * sum(num for num, rank in zip(trained, ranks, strict=True) if on_gpu or rank > 0),
+        "Adam": 8 * sum(trained),
         "work": max(gradients, kv_cache(model, config, size)),
     }
 

@@ -1,4 +1,4 @@
-"""`ragen play`: a person, or a solver, plays a level in the terminal.
+"""`ragen play`: a person, or a solver, plays a level in the terminal. A model does in `watch`.
 
     ragen play sokoban                       # arrow keys or w a s d
     ragen play CoordFrozenLake --agent optimal
@@ -66,6 +66,7 @@ KEYS = ("u undo", "h hint", "p prompt", "r restart", "n next", "q quit")
 KEYS_AT_THE_END = ("n next level", "r again", "u undo", "q quit")
 ONE_ANSWER_PER_LINE = "no terminal to read keys from: one answer per line, an action or one of u h p r n q"
 SECONDS_BETWEEN_FRAMES = 0.4
+PLAYERS = ("human", "random", "optimal")  # every other agent is a model
 LONGEST_RULE = 50
 VERDICTS = {  # how an episode that was not won ended -> what is said
     "lost": "not won",
@@ -78,13 +79,15 @@ VERDICTS = {  # how an episode that was not won ended -> what is said
 Path = list[tuple[EpisodeState, str, TurnResult | None]]  # a level as played: state, the word that led to it, its turn
 
 
-def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool) -> int:
+def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool, temperature: float = 0.0) -> int:
     """Play levels until the player stops. Returns the exit status."""
     split_index(split)  # refuses an unknown split
-    if agent not in ("human", "random", "optimal"):
-        raise ValueError(f"--agent {agent}: must be one of human, random, optimal")
     if seed < 0:
         raise ValueError(f"--seed {seed}: must not be negative")
+    if agent not in PLAYERS:
+        from ragen.watch import watch
+
+        return watch(environment, seed, split, agent, show_prompt, temperature)
     game = Game(*_find(environment))
     screen = Screen()
     if agent != "human":

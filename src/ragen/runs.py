@@ -24,6 +24,7 @@ import yaml
 from rich.text import Text
 
 from ragen.config.tree import leaves
+from ragen.diagnose.health import CHECKS, Health
 from ragen.report.console import sparkline
 from ragen.report.folder import Metrics, RunFolder, read_episodes
 from ragen.report.html import not_default
@@ -90,6 +91,11 @@ class ListedRun:
     @property
     def last(self) -> Value | None:
         return self.values[-1] if self.values else None
+
+    @cached_property
+    def health(self) -> str:
+        """healthy, unknown, or the name of the gravest warning that holds."""
+        return Health.of(self.metrics.rows).verdict().word
 
     @property
     def best(self) -> Value | None:
@@ -290,12 +296,13 @@ def row_of(run: ListedRun) -> dict[str, str]:
         "status": f"{run.status}: {run.rule}" if run.rule else run.status,
         "success": value_text(run.metric, run.last),
         "best": "–" if best is None else f"{value_text(run.metric, best._replace(interval=None))} @{best.step}",
+        "health": CHECKS[run.health].title if run.health in CHECKS else {"unknown": "–"}.get(run.health, run.health),
         "age": age(run.seconds_old),
     }
 
 
 RIGHT = ("step", "success", "best", "age")
-DROPPED = ("estimator", "model", "env", "age", "best", "step")  # in a narrow terminal, the first of these first
+DROPPED = ("health", "estimator", "model", "env", "age", "best", "step")  # in a narrow terminal, in this order
 STATUS_ROOM, NAME_ROOM = 13, 8
 
 
@@ -360,6 +367,7 @@ SORTS: dict[str, Sort] = {
     "status": lambda run: (run.status, run.rule),
     "success": lambda run: _down(run.last.value if run.last else None),
     "best": lambda run: _down(run.best.value if run.best else None),
+    "health": lambda run: run.health,
 }
 
 
@@ -511,6 +519,7 @@ def as_data(run: ListedRun) -> dict[str, Any]:
         "total_steps": run.total_steps,
         "status": run.status,
         "rule": run.rule or None,
+        "health": run.health,
         "metric": run.metric or None,
         "last": _value_data(run.last),
         "best": _value_data(run.best),

@@ -29,6 +29,7 @@ CHECKED_ONLY = {
     "actor_rollout_ref.rollout.name": "vllm",
     "agent_proxy.batch_adjust_mode": "copy",
     "data.train_batch_size": 7,
+    "sft.data_generation.prefix": "base",
 }
 
 
@@ -50,7 +51,7 @@ def read_keys() -> set[str]:
 
 
 def test_the_runs_ended_as_they_should():
-    assert recorded().statuses == [0, 0, 0, 0, 0, 0, 3]
+    assert recorded().statuses == [0] * 9 + [3]
 
 
 def test_every_key_is_read_or_says_why_not():
@@ -78,22 +79,6 @@ def test_other_values_are_refused(key):
     assert key not in read_keys(), f"{key} is read now: take it off CHECKED_ONLY"
     with pytest.raises(ConfigError, match=re.escape(f"{key}={CHECKED_ONLY[key]}")):
         resolve([f"{key}={CHECKED_ONLY[key]}"], environ={})
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["lora.rank=8"],
-        ["actor_rollout_ref.model.lora_rank=8"],
-        ["critic.model.lora_rank=8"],
-        ["trainer.gradient_analysis_mode=True"],
-        ["sokoban", "rl_or_sft=sft"],
-    ],
-)
-def test_asking_for_what_is_not_built_is_refused(words):
-    config = resolve(words, environ={}).config
-    with pytest.raises(ConfigError, match="is not built yet"):
-        supported.check(config)
 
 
 # --- the watching itself ------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ragen.cli import _parser, _train_parser
+from ragen.cli import _parser, _train_parser, main
 from ragen.config.compose import resolve
 from ragen.experiment.command import sweep
 from ragen.report.folder import RunFolder
@@ -25,11 +25,13 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands(page: str) -> list[list[str]]:
     lines = [line for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    return [words for line in lines for part in line.split("&&") if (words := shlex.split(part, comments=True))]
 
 
 def trained(words: list[str]) -> list[str] | None:
     """What follows a training command."""
+    if words[:2] == ["./ragen", "sft"]:
+        return [*words[2:], "rl_or_sft=sft"]
     return next((words[2:] for start in TRAIN if words[:2] == start), None)
 
 
@@ -52,6 +54,8 @@ def test_what_is_trained_resolves(page, words, has_gpu, monkeypatch):
 def test_other_commands_are_understood(page, words):
     if words[0] == "sweep":
         assert "--dry-run" not in words or sweep(words[1:]) == 0  # tests/experiment looks at the plans themselves
+    elif words[0] == "eval":
+        assert main([*words, "--dry-run"]) == 0
     else:
         _parser().parse_args(words)
 

@@ -285,6 +285,19 @@ def test_number_of_groups_follows_the_users():
     assert typed.overrides.count("es_manager.train.env_configs.n_groups=[8]") == 1  # the user's comes later and wins
 
 
+def test_what_follows_a_key_follows_the_users():
+    cell = expand("kl_sweep", kl("0", overrides=("ppo_mini_batch_size=8", "critic.ppo_mini_batch_size=4"))).cells[0]
+    config = resolve_once(words(cell, ("0",)), "_2_sokoban", {}).config
+    assert (config.actor_rollout_ref.actor.ppo_mini_batch_size, config.critic.ppo_mini_batch_size) == (8, 4)
+
+
+def test_the_users_word_takes_the_place_of_one_in_the_older_dialect():
+    cell = expand("model_scaling", Options(overrides=("es_manager.train.env_groups=6",))).cells[0]
+    assert not any(word.startswith("training.train_batch_size=") for word in cell.overrides)
+    config = resolve_once((*cell.start, *words(cell, ("0",))), None, {}).config
+    assert config.es_manager.train.env_groups == 6
+
+
 def test_the_users_project_is_the_one_that_is_shown():
     cell = expand("kl_sweep", kl("0", overrides=("trainer.project_name='mine'",))).cells[0]
     assert cell.wandb_project == "mine"
@@ -478,11 +491,15 @@ def test_a_start_resolves_every_run_and_a_dry_run_every_value(tmp_path):
         check(plan)
 
 
-def test_what_cannot_be_trained_yet_is_refused_at_a_start():
-    unbuilt = expand("kl_sweep", kl("0.1", overrides=("trainer.gradient_analysis_mode=True",)))
-    check(unbuilt, dry_run=True)
+def test_what_cannot_be_trained_is_refused_at_a_start(monkeypatch):
+    def refuse(config):
+        raise ConfigError("this version cannot train that")
+
+    monkeypatch.setattr("ragen.train.supported.check", refuse)
+    plan = expand("kl_sweep", kl("0.1"))
+    check(plan, dry_run=True)
     with pytest.raises(ConfigError, match=r"sokoban_kl_sweep_nofilter_01-Qwen2\.5-3B: this version cannot train"):
-        check(unbuilt)
+        check(plan)
 
 
 # --- the command --------------------------------------------------------------------------------------------------

@@ -214,7 +214,6 @@ def test_a_run_with_the_other_choices(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lora.rank=8"], "lora.rank"),
         (["agent_proxy.use_turn_scores=True", "agent_proxy.reward_normalization.method=mean"], "choose one of them"),
     ],
 )

@@ -55,6 +55,7 @@ from statistics import fmean, stdev
 from ragen.typed import ConfigError
 
 ZERO_SCORE = 1e-10  # a score of this size or less is zero, and scores no further apart are equal to min_p
+FAINT = 0.1  # a spread of less than this share of the step's largest says little about who played better
 ROUNDING = 1e-9  # 0.29 of 100 groups are 29, though 0.29 * 100 is a little less in floats
 
 KEPT = "kept"
@@ -276,6 +277,16 @@ def in_group_metrics(
         for prefix, groups in (("in_group", values_G_E), ("chosen_in_group", chosen_G_E))
         for name, reduce in (("std", sample_std), ("max", max), ("mean", fmean), ("sum", math.fsum))
     }
+
+
+def faint_share(stds_G: Sequence[float], verdicts_G: Sequence[Verdict]) -> float:
+    """Of the kept groups, the share with a reward std that is not 0 and below a tenth of the largest of all; 0 of none.
+
+    Divided by its own std such a group counts as much as one in which some won and some lost.
+    """
+    kept = [std for std, verdict in zip(stds_G, verdicts_G, strict=True) if verdict.keep]
+    faint = [std for std in kept if not _is_zero(std) and std < FAINT * max(stds_G)]
+    return len(faint) / len(kept) if kept else 0.0
 
 
 def _is_zero(score: float) -> bool:

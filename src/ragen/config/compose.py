@@ -193,18 +193,29 @@ def _follow_env_groups(tree: Layers, config: Config, assigned: Mapping[str, Type
 def _choose_devices(tree: Layers, config: Config, assigned: Mapping[str, Typed], environ: Mapping[str, str]) -> None:
     if devices.KEY in assigned:
         return
-    chosen = devices.choose(config.system.CUDA_VISIBLE_DEVICES, config.trainer.n_gpus_per_node, environ)
+    fine_tuning = config.rl_or_sft == "sft"
+    num_gpus = config.sft.training.num_gpus if fine_tuning else config.trainer.n_gpus_per_node
+    chosen = devices.choose(config.system.CUDA_VISIBLE_DEVICES, num_gpus, environ)
     if chosen is not None:
         tree.set(devices.KEY, *chosen)
 
 
 def _follow_fine_tuning(tree: Layers, config: Config, assigned: Mapping[str, Typed]) -> None:
-    """After supervised fine-tuning, the model that is validated is the one that was tuned, in the game of its data."""
+    """Fine-tuning is a run like any other, under the names of `sft.*`; what is validated is the model that was tuned.
+
+    The boards of its data are those of validation, unless others were typed.
+    """
     if config.rl_or_sft != "sft":
         return
+    training = config.sft.training
     followed = {
-        "model_path": (config.sft.training.base_model, "sft.training.base_model, with the adapter merged in"),
+        "model_path": (training.base_model, "sft.training.base_model, with the adapter merged in"),
         "sft.env_type": (derive.sft_env_type(config), "the environment of es_manager.val"),
+        "trainer.project_name": (training.project_name, "sft.training.project_name"),
+        "trainer.experiment_name": (training.experiment_name, "sft.training.experiment_name"),
+        "trainer.logger": (training.logger, "sft.training.logger"),
+        "trainer.n_gpus_per_node": (training.num_gpus, "sft.training.num_gpus"),
+        "trainer.default_local_dir": (derive.sft_folder(config), "sft.output_dir"),
     }
     for key, (value, why) in followed.items():
         typed = assigned.get(key)
@@ -214,6 +225,9 @@ def _follow_fine_tuning(tree: Layers, config: Config, assigned: Mapping[str, Typ
                 f"leave it out, or change that"
             )
         tree.set(key, value, f"derived: {why}")
+    for key, value in derive.sft_board(config).items():
+        if key not in assigned:
+            tree.set(key, value, "derived: the boards of validation")
 
 
 def _derive_use_ref(tree: Layers, config: Config) -> dict[str, str]:

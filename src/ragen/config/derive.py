@@ -1,12 +1,16 @@
 """Numbers that follow from a config, each defined once: the plan prints them and the trainer obeys them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from math import ceil
+from pathlib import PurePath
+from typing import Any
 
 from ragen.agent.rules import AgentRules
 from ragen.config.schema import Config
+from ragen.env.base import Tag
+from ragen.env.registry import make
 from ragen.env.solve import Budget
 from ragen.typed import ConfigError
 
@@ -29,6 +33,11 @@ def reference_model(config: Config) -> Need:
     if actor.use_kl_loss or algorithm.use_kl_in_reward:
         return Need(False, "the KL coefficient is 0")
     return Need(False, "no KL term")
+
+
+def reference_is_actor(config: Config) -> bool:
+    """An actor with an adapter is its own reference, with the adapter off: no second model."""
+    return config.actor_rollout_ref.model.lora_rank > 0
 
 
 def critic_model(config: Config) -> Need:
@@ -70,6 +79,24 @@ def turns_text(config: Config) -> str:
     return "" if full else f" x up to {config.agent_proxy.max_turn} turns"
 
 
+def analysis_shape(config: Config) -> tuple[int, int]:
+    """How many groups a gradient analysis looks at, and of how many episodes each: those of training unless given."""
+    trainer, train = config.trainer, config.es_manager.train
+    num_groups = trainer.gradient_analysis_env_groups or train.env_groups
+    return num_groups, trainer.gradient_analysis_group_size or train.group_size
+
+
+def has_analysis_batch(config: Config) -> bool:
+    """Whether a gradient analysis plays a batch of its own: one of another shape than that of training."""
+    return analysis_shape(config) != (config.es_manager.train.env_groups, config.es_manager.train.group_size)
+
+
+def is_analysis_step(config: Config, step: int) -> bool:
+    """Step 1, and every so many after it."""
+    every = config.trainer.gradient_analysis_every
+    return config.trainer.gradient_analysis_mode and every > 0 and (step - 1) % every == 0
+
+
 SFT_ENV_TYPES = {"sokoban": "sokoban", "frozen_lake": "frozenlake", "two_armed_bandit": "two_armed_bandit"}
 
 
@@ -83,6 +110,35 @@ def sft_env_type(config: Config) -> str:
             f"{', '.join(SFT_ENV_TYPES)}"
         )
     return SFT_ENV_TYPES[types[0]] if types else config.sft.env_type
+
+
+def sft_tag(config: Config) -> tuple[str, Tag]:
+    """The tag whose levels are demonstrated: the validated one, with the boards that `sft.*` describes."""
+    name = config.es_manager.val.env_configs.tags[0]
+    tag, board = config.custom_envs[name], getattr(config.sft, sft_env_type(config), None)
+    settings = {} if board is None else {spec.name: getattr(board, spec.name) for spec in fields(board)}
+    return name, replace(tag, env_config=(tag.env_config or {}) | settings)
+
+
+def sft_folder(config: Config) -> str:
+    """Where fine-tuning writes its run: checkpoints, metrics and report."""
+    return str(PurePath(config.sft.output_dir, "lora_weights"))
+
+
+def sft_board(config: Config) -> dict[str, Any]:
+    """The boards of validation as `sft.*` keys; none where the game has no such keys or the tag cannot be made."""
+    game, name = sft_env_type(config), config.es_manager.val.env_configs.tags[0]
+    board = getattr(config.sft, game, None)
+    if board is None or name not in config.custom_envs:
+        return {}
+    try:
+        settings = make(config.custom_envs[name]).config
+    except ValueError:
+        return {}
+    values = {spec.name: getattr(settings, spec.name) for spec in fields(board)}
+    if game == "sokoban":
+        values["dim_x"], values["dim_y"] = settings.size
+    return {f"sft.{game}.{name}": value for name, value in values.items()}
 
 
 def updates_per_step(config: Config) -> int:

@@ -6,6 +6,7 @@ numbers, then the tree, whose longest and least read sections are its last.
 
 import textwrap
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -58,9 +59,7 @@ def _reading_order(config: Config) -> dict[str, Any]:
 def derived_lines(config: Config) -> Iterator[str]:
     """What the numbers of the tree amount to."""
     if config.rl_or_sft == "sft":
-        data = config.sft.data_generation
-        yield f"supervised fine-tuning on {data.train_size} solved levels, tested on {data.test_size}"
-        yield f"validation by rollouts: {_episodes(config.es_manager.val)}"
+        yield from fine_tuning_lines(config)
     else:
         reference, critic = derive.reference_model(config), derive.critic_model(config)
         windowed, train = derive.turns_text(config), config.es_manager.train
@@ -71,9 +70,39 @@ def derived_lines(config: Config) -> Iterator[str]:
         yield f"updates per step: {at_most}{derive.updates_per_step(config)} (when the filter keeps every group)"
         yield f"training steps: {config.trainer.total_training_steps}"
         yield f"episodes per validation: {_episodes(config.es_manager.val)}"
-        yield f"reference model: {'yes' if reference.needed else 'no'}, {reference.why}"
+        own = "the actor without its adapter" if derive.reference_is_actor(config) else "yes"
+        yield f"reference model: {own if reference.needed else 'no'}, {reference.why}"
         yield f"critic: {'yes' if critic.needed else 'no'}, {critic.why}"
+        yield from adapter_lines(config)
     yield from success_lines(config)
+
+
+def adapter_lines(config: Config) -> Iterator[str]:
+    """Whose weights stay as they are while an adapter is trained."""
+    models = {"actor": config.actor_rollout_ref.model}
+    if derive.critic_model(config).needed:
+        models["critic"] = config.critic.model
+    for who, model in models.items():
+        if model.lora_rank > 0:
+            targets = model.target_modules if isinstance(model.target_modules, str) else ", ".join(model.target_modules)
+            yield f"{who}: only an adapter is trained, rank {model.lora_rank}, alpha {model.lora_alpha}, on {targets}"
+
+
+def fine_tuning_lines(config: Config) -> Iterator[str]:
+    """What supervised fine-tuning does, in its order."""
+    data, training, output = config.sft.data_generation, config.sft.training, PurePath(config.sft.output_dir)
+    rank, tag = training.lora_rank, config.es_manager.val.env_configs.tags[0]
+    yield (
+        f"data: {data.train_size} solved levels of {tag}, and {data.test_size} more to test on, in "
+        f"{output / data.data_dir / config.sft.env_type}"
+    )
+    yield (
+        f"training: {training.epochs} epochs in batches of {training.train_batch_size} answers, "
+        + (f"adapters of rank {rank} on {training.base_model}" if rank else f"all weights of {training.base_model}")
+        + f", in {derive.sft_folder(config)}"
+    )
+    yield f"result: the epoch with the lowest loss on the test levels, merged, in {output / 'merged_model'}"
+    yield f"validation of the result by rollouts: {_episodes(config.es_manager.val)}"
 
 
 def success_lines(config: Config) -> Iterator[str]:

@@ -66,7 +66,7 @@ class Seed:
 class Lora:
     rank: int = 0  # 0: all weights are trained
     alpha: int = 64
-    target_modules: str = "all-linear"
+    target_modules: str | list[str] = "all-linear"
 
 
 # --- actor, reference, rollout ------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class ActorModel:
     path: str = "${model_path}"
     lora_rank: int = "${lora.rank}"
     lora_alpha: int = "${lora.alpha}"
-    target_modules: str = "${lora.target_modules}"
+    target_modules: str | list[str] = "${lora.target_modules}"
     enable_gradient_checkpointing: bool = True
     use_remove_padding: bool = no_effect(False, PACKED)
 
@@ -212,7 +212,7 @@ class CriticModel:
     path: str = "${model_path}"
     lora_rank: int = "${lora.rank}"
     lora_alpha: int = "${lora.alpha}"
-    target_modules: str = "${lora.target_modules}"
+    target_modules: str | list[str] = "${lora.target_modules}"
     enable_gradient_checkpointing: bool = True
 
 
@@ -425,7 +425,7 @@ class SftData:
     test_size: int = 100
     bfs_max_depths: int = 100
     prefix: str = choice("message", "message", "qwen-instruct", "base")
-    num_processes: int = no_effect(16, "solving thousands of levels takes seconds in one process")
+    num_processes: int = 16  # that solve levels; no more than there are cores
 
 
 @dataclass
@@ -442,7 +442,7 @@ class SftTraining:
     validate_before_training: bool = True
     lora_rank: int = 64
     lora_alpha: int = 32
-    target_modules: str = "all-linear"
+    target_modules: str | list[str] = "all-linear"
     enable_gradient_checkpointing: bool = False
     num_gpus: int = 1
     hdfs_dir: str | None = no_effect(None, "runs are written to local folders")

@@ -12,7 +12,7 @@ from ragen.config.recipe import compose_recipe, recipe_names
 from ragen.config.schema import Config
 
 
-def _recipe_of(tag: str) -> str | None:
+def recipe_of(tag: str) -> str | None:
     """The recipe that names a tag; the tree's own tag needs none."""
     for name in recipe_names():
         recipe = compose_recipe(name)
@@ -28,4 +28,4 @@ def start_of(tag: str) -> Config:
         if start.tag == tag:
             # With its model named: the embedded one would put another board in the tag's place.
             return resolve([environment, f"model.base_model={v1.KEYS['model.base_model'].default}"], environ={}).config
-    return resolve([], config_name=_recipe_of(tag), environ={}).config
+    return resolve([], config_name=recipe_of(tag), environ={}).config

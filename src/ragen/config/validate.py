@@ -22,9 +22,11 @@ Name = Callable[[str], str]
 
 def validate(config: Config, name: Name = str) -> list[str]:
     check_numbers(config, name)
-    checks = [environments, groups, lengths, agent, device_list, engine, adapters, resume]
+    checks = [environments, groups, lengths, agent, device_list, engine, adapters, resume, rows]
     if config.rl_or_sft == "rl":
         checks += [rollout_filter, estimator, rewards, batches, checkpoints, analysis]
+    else:
+        checks += [fine_tuning]
     _raise(problem for check in checks for problem in check(config, name))
     return list(notes(config)) if config.rl_or_sft == "rl" else []
 
@@ -62,7 +64,6 @@ AT_LEAST_ONE = (
     "es_manager.train.group_size",
     "es_manager.val.env_groups",
     "es_manager.val.group_size",
-    "collapse_detection.compute_freq",
     "trainer.total_training_steps",
     "trainer.n_gpus_per_node",
     "trainer.nnodes",
@@ -81,6 +82,7 @@ AT_LEAST_ONE = (
     "sft.training.max_length",
     "sft.training.num_gpus",
     "sft.data_generation.bfs_max_depths",
+    "sft.data_generation.num_processes",
     "sft.sokoban.max_steps",
     "algorithm.kl_ctrl.horizon",
     "collapse_detection.micro_batch_size",
@@ -261,9 +263,43 @@ def adapters(config: Config, name: Name) -> Problems:
             )
 
 
+def rows(config: Config, name: Name) -> Problems:
+    prefix = config.sft.data_generation.prefix
+    if prefix != "message":
+        yield (
+            f"sft.data_generation.prefix={prefix}: rows are chat messages, which the template of the model puts into "
+            f"its own form; use message"
+        )
+
+
+def fine_tuning(config: Config, name: Name) -> Problems:
+    tags, training = config.es_manager.val.env_configs.tags, config.sft.training
+    if len(tags) > 1:
+        yield f"es_manager.val.env_configs.tags={tags}: fine-tuning demonstrates one game, so name one tag"
+    elif tags and tags[0] in config.custom_envs:
+        try:
+            _try_levels(derive.sft_tag(config)[1], [(config.sft.data_generation.seed, "sft")])
+        except ValueError as error:
+            setting = re.sub(r"^env_config\.", "", str(error))
+            yield f"sft.{config.sft.env_type}: {setting}"
+    micro, num_gpus = training.micro_batch_size, training.num_gpus
+    if micro % num_gpus:
+        yield (
+            f"sft.training.micro_batch_size={micro}: is a total and must divide evenly among the "
+            f"sft.training.num_gpus={num_gpus} GPUs"
+        )
+
+
 def analysis(config: Config, name: Name) -> Problems:
     if config.trainer.gradient_analysis_only and not config.trainer.gradient_analysis_mode:
         yield "trainer.gradient_analysis_only=True would do nothing: set trainer.gradient_analysis_mode=True as well"
+    _, size = derive.analysis_shape(config)
+    if config.trainer.gradient_analysis_mode and size == 1 and _drops_groups_of_one(config):
+        yield (
+            f"trainer.gradient_analysis_group_size={size}: rollout_filter_metric="
+            f"{config.actor_rollout_ref.rollout.rollout_filter_metric} is 0 in groups of one, and "
+            f"rollout_filter_include_zero=False drops these: nothing would be left to analyse; raise it"
+        )
 
 
 def batches(config: Config, name: Name) -> Problems:
@@ -311,13 +347,18 @@ def rollout_filter(config: Config, name: Name) -> Problems:
     fits, takes = VALUES[strategy]
     if not fits(value):
         yield f"{where}={value:g}: {strategy} {takes}"
-    spread = rollout.rollout_filter_metric in ("reward_variance", "reward_std", "entropy_variance", "entropy_std")
-    if spread and not rollout.rollout_filter_include_zero and config.es_manager.train.group_size == 1:
+    if config.es_manager.train.group_size == 1 and _drops_groups_of_one(config):
         yield (
             f"rollout_filter_metric={rollout.rollout_filter_metric} is 0 in groups of one, and "
             f"rollout_filter_include_zero=False drops these: nothing would be left; raise es_manager.train.group_size "
             f"or set include_zero=True"
         )
+
+
+def _drops_groups_of_one(config: Config) -> bool:
+    rollout = config.actor_rollout_ref.rollout
+    spread = rollout.rollout_filter_metric in ("reward_variance", "reward_std", "entropy_variance", "entropy_std")
+    return spread and not rollout.rollout_filter_include_zero
 
 
 def estimator(config: Config, name: Name) -> Problems:

@@ -56,6 +56,7 @@ class Cell:
     checkpoint_dir: Path  # trainer.default_local_dir
     wandb_project: str
     fields: tuple[tuple[str, str], ...]  # the part of its summary line that is known beforehand
+    log_head: tuple[str, ...] = ()  # the first lines of its log, below the title
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class Plan:
     assumed: dict[str, str] = field(default_factory=dict)  # what a dry run took for lack of earlier results
     built_on: dict[tuple[str, ...], dict[str, str]] = field(default_factory=dict)  # start -> config values in its names
     train_environment: dict[str, str] = field(default_factory=dict)  # variables of every run besides
+    notes: tuple[str, ...] = ()  # what was decided for the user
+    missing: str = ""  # what has to be there before a run can start; a dry run only says so
 
 
 def words(cell: Cell, slot: tuple[str, ...]) -> tuple[str, ...]:

@@ -38,6 +38,8 @@ def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> li
 
     `seen` are the words that a dry run has tried already.
     """
+    if plan.missing and not dry_run:
+        raise ConfigError(plan.missing)
     on_cpu = plan.options.gpus is not None and CPU in plan.options.gpus
     notes: dict[str, None] = {}
     same: dict[tuple, list[Cell]] = {}

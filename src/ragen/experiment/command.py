@@ -18,7 +18,7 @@ from ragen.experiment import slots
 from ragen.experiment.cell import Cell, Options, Plan, words
 from ragen.experiment.check import check_all
 from ragen.experiment.placing import Device, Pool, num_devices
-from ragen.experiment.plan import plans, statuses
+from ragen.experiment.plan import ALL, plans, statuses
 from ragen.experiment.spec import OptionSpec, Spec, load, names
 from ragen.experiment.values import make, number, split
 from ragen.typed import ConfigError, did_you_mean
@@ -39,10 +39,13 @@ def sweep(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview(), end="")
         return 0
-    name = _experiment(arguments[0])
-    options = read_options(load(name), list(arguments[1:]))
+    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
+    name = _experiment(arguments[0], caller)
+    options = read_options(load(name), list(arguments[1:]), caller)
     whole = plans(name, options)
-    notes = [*(note for plan in whole for note in _about_assumed(plan)), *check_all(whole, options.dry_run)]
+    notes = [note for plan in whole for note in (*_about_assumed(plan), *plan.notes)]
+    notes += check_all(whole, options.dry_run)
+    notes += [plan.missing for plan in whole if plan.missing]
     for note in dict.fromkeys(notes):
         print(f"note: {note}", file=sys.stderr)
     if not options.dry_run:
@@ -69,9 +72,8 @@ def start(whole: Sequence[Plan]) -> int:
     return status
 
 
-def _experiment(name: str) -> str:
+def _experiment(name: str, caller: str) -> str:
     """A file is meant from where the user is; the entry scripts change to the repository's root."""
-    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
     return os.path.join(caller, name) if name.endswith((".yaml", ".yml")) else name
 
 
@@ -97,6 +99,7 @@ def dry_run_lines(plan: Plan) -> Iterator[dict[str, Any]]:
             "start": list(cell.start),
             "overrides": list(words(cell, slot)),
         }
+        line |= {"missing": plan.missing} if plan.missing else {}
         yield line | ({"assumed": plan.assumed} if plan.assumed else {})
 
 
@@ -149,8 +152,8 @@ class _Model(argparse.Action):
         namespace.own_model_size = None
 
 
-def read_options(spec: Spec, arguments: list[str]) -> Options:
-    """What was typed after the experiment's name."""
+def read_options(spec: Spec, arguments: list[str], caller: str = "") -> Options:
+    """What was typed after the experiment's name; `caller` is the folder that relative paths are meant from."""
     overrides: list[str] = []
     if "--" in arguments:
         place = arguments.index("--")
@@ -164,9 +167,11 @@ def read_options(spec: Spec, arguments: list[str]) -> Options:
     }
     for option in own_options(spec):
         _check_not_empty(own.get(option.variable, "given"), option.shown)
+        if option.kind == "path" and option.variable in own:
+            own[option.variable] = _from_caller(own[option.variable], caller)
     return Options(
         gpus=None if typed.gpus is None else slots.read(typed.gpus),
-        gpus_per_exp=_count(typed.gpus_per_exp, "--gpus-per-exp") or 1,
+        gpus_per_exp=_count(getattr(typed, "gpus_per_exp", None), "--gpus-per-exp") or 1,
         steps=_count(typed.steps, "--steps"),
         cooldown=None if typed.cooldown is None else float(number(typed.cooldown, "--cooldown")),
         model=None if typed.model is None else make("model", typed.model, "--model").text,
@@ -180,6 +185,13 @@ def read_options(spec: Spec, arguments: list[str]) -> Options:
         settings=tuple(own.items()),
         overrides=tuple(overrides),
     )
+
+
+def _from_caller(path: str, caller: str) -> str:
+    """A path from the repository's root where it lies in there, else a whole one."""
+    whole = os.path.normpath(os.path.join(caller, path))
+    near = os.path.relpath(whole)
+    return whole if near.startswith("..") else near
 
 
 def _check_not_empty(value: str, where: str) -> None:
@@ -274,6 +286,11 @@ def _common(spec: Spec) -> Mapping[str, dict[str, Any]]:
         "ray-address": {"metavar": "ADDRESS", "help": "a cluster to run on (default: RAY_ADDRESS, or this machine)"},
         "dry-run": {"action": "store_true", "help": "print the runs, one JSON object a line, and stop"},
     }
+    if spec.num_gpus == ALL:
+        del options["gpus-per-exp"]
+        options["gpus"]["help"] = "the devices of the run, or cpu (default: all)"
+    if spec.checkpoint:
+        options["steps"]["help"] = "without effect here: nothing is trained"
     if any("{ray_num_cpus}" in word for word in spec.overrides):
         about = "number of CPUs in the run's own ray_kwargs (default 16)"
         options["ray-num-cpus"] = {"metavar": "N", "default": "16", "help": about}

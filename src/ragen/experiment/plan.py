@@ -12,14 +12,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ragen.experiment import probe, slots
 from ragen.experiment.cell import CPU, Cell, Options, Plan
 from ragen.experiment.grids import Grid, common, fixed_values, grids, settings, steps, whole
 from ragen.experiment.scope import ConfigView, Scope
-from ragen.experiment.slots import cut
 from ragen.experiment.spec import Spec, load
 from ragen.experiment.values import KINDS, Value, number, split
 from ragen.typed import ConfigError, did_you_mean
 
+ALL = "all"  # as a number of GPUs: those that are listed
 SEED_STRIDE = 1_000_000  # between the training seeds of two repetitions: no level is in both
 EXPERIMENT_OWNS = {
     "trainer.experiment_name": "the names of an experiment's runs are its own",
@@ -68,15 +69,35 @@ def expand(name: str, options: Options) -> Plan:
     return plan
 
 
+def _with_devices(spec: Spec, options: Options) -> Options:
+    """A run that takes all devices has to know them before it has a name."""
+    if spec.num_gpus != ALL or options.gpus is not None:
+        return options
+    if options.ray_address:
+        raise ConfigError("--ray-address: this experiment takes all GPUs for one run; say which with --gpus LIST")
+    return replace(options, gpus=slots.discover())
+
+
+def _notes(begins_from: probe.Found | None, options: Options) -> tuple[str, ...]:
+    if begins_from is None:
+        return ()
+    idle = [f"--steps {options.steps} has no effect: nothing is trained"] if options.steps is not None else []
+    return (*idle, *([] if begins_from.missing else [f"checkpoint: {begins_from.value}"]))
+
+
 def _all_cells(spec: Spec, options: Options) -> tuple[Cell, ...]:
     return _expand(spec, replace(options, only=())).cells
 
 
 def _expand(spec: Spec, options: Options) -> Plan:
     _check_overrides(options.overrides)
+    options = _with_devices(spec, options)
     texts, assumed = settings(spec, options)
     shared = common(spec, options, texts)
     views = Views(spec, shared, options)
+    begins_from = probe.find(spec, shared, Scope(shared, spec.derived, views.of(tuple(spec.start))))
+    if begins_from is not None:
+        shared["checkpoint"] = begins_from.value
     cells, headings = [], {}
     for grid in grids(spec, shared, texts):
         headings[grid.group] = grid.heading
@@ -110,6 +131,8 @@ def _expand(spec: Spec, options: Options) -> Plan:
         train_environment=dict(spec.environment),
         assumed=assumed,
         built_on=views.read(),
+        notes=_notes(begins_from, options),
+        missing=begins_from.missing if begins_from is not None else "",
     )
 
 
@@ -147,11 +170,12 @@ def _cell(
 ) -> Cell:
     num_gpus = _num_gpus(spec, options, scope)
     scope["num_gpus"], scope["project"] = str(num_gpus), scope.fill(spec.project)
+    scope["gpus"] = "auto" if options.gpus is None else ",".join(options.gpus)
     scope["checkpoints"] = scope.fill(spec.checkpoints)
     log = Path(scope.fill(spec.log))
     fields = [(name, scope.fill(template)) for name, _, template in (entry.partition("=") for entry in spec.fields)]
     templates = [*spec.overrides, *(word for value in axes for word in value.overrides)]
-    words = _without_followed_groups([scope.word(template) for template in templates], options.overrides)
+    words = _below([scope.word(template) for template in templates], options.overrides)
     return Cell(
         name=scope["name"],
         label=point,
@@ -165,12 +189,15 @@ def _cell(
         checkpoint_dir=Path(scope["checkpoints"]),
         wandb_project=_typed(options.overrides).get("trainer.project_name", scope["project"]),
         fields=tuple(fields if seed is None else [*fields, ("seed", str(seed))]),
+        log_head=tuple(scope.fill(template) for template in spec.head),
     )
 
 
 def _num_gpus(spec: Spec, options: Options, scope: Scope) -> int:
     if options.gpus is not None and CPU in options.gpus:
         return 1
+    if spec.num_gpus == ALL:
+        return len(options.gpus or ())
     own = whole("num_gpus", scope.fill(spec.num_gpus)) if spec.num_gpus else 1
     return max(own, options.gpus_per_exp)
 
@@ -183,15 +210,23 @@ def _seed_words(seed: int | None, scope: Scope) -> list[str]:
     return [f"seed.train={int(first) + seed * SEED_STRIDE}"]
 
 
-def _without_followed_groups(words: Sequence[str | None], overrides: Sequence[str]) -> list[str]:
-    """`n_groups` follows `env_groups` where the user changes only that."""
-    typed = _typed(overrides)
-    followed = {
-        f"es_manager.{split}.env_configs.n_groups"
-        for split in ("train", "val")
-        if f"es_manager.{split}.env_groups" in typed and f"es_manager.{split}.env_configs.n_groups" not in typed
-    }
-    return [word for word in words if word is not None and word.partition("=")[0] not in followed]
+def _below(words: Sequence[str | None], overrides: Sequence[str]) -> list[str]:
+    """The experiment's words that the user's leave standing: not what those set in the other dialect, or what follows.
+
+    `-- es_manager.train.env_groups=2` takes the place of `training.train_batch_size=8`, and `n_groups` follows it;
+    `-- ppo_mini_batch_size=8` is also that of actor and critic.
+    """
+    from ragen.config import keys
+
+    typed = [key for key in _typed(overrides) if keys.is_key(key)]
+    theirs = {target: key for key in typed for target in keys.targets(key)}
+    following = set().union(*(keys.followed_by(key) for key in theirs)) - theirs.keys()
+
+    def stands(key: str) -> bool:
+        mine = keys.targets(key)
+        return key in theirs.values() or not any(target in theirs or target in following for target in mine)
+
+    return [word for word in words if word is not None and stands(word.partition("=")[0])]
 
 
 def _typed(overrides: Sequence[str]) -> dict[str, str]:
@@ -336,11 +371,11 @@ def statuses(text: str, where: str, known: Sequence[str]) -> tuple[str, ...]:
 def _check_gpus(options: Options, cells: Sequence[Cell]) -> None:
     """Slots that are all alike are cut evenly; runs of different sizes only have to fit."""
     if CPU in options.gpus:
-        cut(options.gpus, options.gpus_per_exp)
+        slots.cut(options.gpus, options.gpus_per_exp)
         return
     sizes = {cell.num_gpus for cell in cells}
     if len(sizes) == 1:
-        cut(options.gpus, sizes.pop())
+        slots.cut(options.gpus, sizes.pop())
     elif sizes and max(sizes) > len(options.gpus):
         large = max(cells, key=lambda cell: cell.num_gpus)
         raise ConfigError(

@@ -342,7 +342,7 @@ def recorded_cells(summary: Path) -> dict[str, Cell]:
 def _cell(entry: Mapping[str, Any]) -> Cell:
     """A cell as it was before JSON made lists and texts of it."""
     paths = {name: Path(entry[name]) for name in ("log_path", "result_path", "checkpoint_dir")}
-    words = {name: tuple(entry[name]) for name in ("start", "overrides")}
+    words = {name: tuple(entry.get(name, ())) for name in ("start", "overrides", "log_head")}
     pairs = tuple((name, value) for name, value in entry["fields"])
     return Cell(**{**entry, **paths, **words, "fields": pairs})
 

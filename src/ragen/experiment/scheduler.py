@@ -53,7 +53,6 @@ PAUSE = 0.5  # seconds between two looks at the runs
 MOST_LOSSES = 3  # of one run; after so many it counts as failed
 OWNER_PATIENCE = 30.0  # seconds after which nothing of a lost node is alive
 NODE_PATIENCE = 20.0  # seconds until Ray knows whether the node of a lost run is lost too
-COLLAPSE = "collapse_time"
 
 Command = Callable[[Cell, tuple[str, ...]], list[str]]
 
@@ -145,8 +144,6 @@ def _opened(plan: Plan, log: SummaryLog, done: Mapping[str, str], fleet: Fleet) 
         notes = []
         if wants_fresh and not is_alone:
             notes.append(f"others are writing to {plan.summary_path}: it is added to")
-        if COLLAPSE in plan.summary_fields:
-            notes.append("collapse is not measured in this version: its fields are N/A")
         word = "Resumed" if log.text() else "Started"
         skipped = [f"Skipping: {name} (status={status})" for name, status in done.items()]
         opening = [f"=== {plan.title} {word}: {date()} ===", *plan.header, fleet.words(), *notes, *skipped, ""]
@@ -278,9 +275,19 @@ class Sweep:
         offset = cell.log_path.stat().st_size if adds and cell.log_path.exists() else 0
         devices = tuple(device.name for device in slot)
         command = self.command(cell, devices)
-        job = child.job(command, cell.log_path, self._environment(cell, devices), offset > 0, self.grace)
+        adds = offset > 0 or self._began_log(cell)
+        job = child.job(command, cell.log_path, self._environment(cell, devices), adds, self.grace)
         self.running[self.fleet.cluster.start(job, slot)] = Running(cell, slot, offset)
         self.view.started(cell, ",".join(devices), offset)
+
+    def _began_log(self, cell: Cell) -> bool:
+        """Whether the log has a head, to which the run adds."""
+        if not cell.log_head:
+            return False
+        with self._told() as problems:
+            title = f"=== {self.plan.title}: {date()} ==="
+            cell.log_path.write_text("".join(f"{line}\n" for line in (title, *cell.log_head)))
+        return not problems
 
     def _environment(self, cell: Cell, devices: tuple[str, ...]) -> dict[str, str]:
         environment = {**os.environ, **self.plan.train_environment}

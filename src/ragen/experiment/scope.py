@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ragen.experiment.values import Value, number
+from ragen.experiment.values import Value, label, number
 from ragen.typed import ConfigError, nearest_of
 
 PLAIN = re.compile(r"[\w./:@+-]*")  # what Hydra's grammar takes without quotes
@@ -60,7 +60,8 @@ class Scope(dict[str, Any]):
         if name in self._asked:
             raise ConfigError(f"the derived variables {' -> '.join([*self._asked, name])} follow from one another")
         self._asked.append(name)
-        value = Value(self._derive(self._derived[name]))
+        text = self._derive(self._derived[name])
+        value = Value(text, {"label": label(text)})
         self._asked.remove(name)
         self[name] = value
         return value

@@ -19,7 +19,9 @@ whose value comes out empty is left out.
     groups                    or several grids: {"1": {heading, axes, set: {variable: value}, name}}
     search                    the groups of a search, see `search.py`
     series                    or other experiments in sequence: [{plan: name, option: value}]
-    name, label, log, checkpoints, summary, project, num_gpus, title     templates
+    name, label, log, checkpoints, summary, project, num_gpus, title     templates; `all` takes all GPUs
+    head                      the first lines of a run's log, below its title: templates
+    checkpoint                what its runs begin from, see `probe.py`
     fields                    the first fields of a summary line: key=template; the value of `name` stands bare
     timings                   the fields after them
     reference                 the value that the others are compared with
@@ -90,6 +92,8 @@ class Spec:
     summary: str = ""
     project: str = ""
     num_gpus: str = ""
+    head: list[str] = field(default_factory=list)
+    checkpoint: dict[str, str] = field(default_factory=dict)
     fields: list[str] = field(default_factory=list)
     timings: list[str] = field(default_factory=lambda: list(TIMINGS))
     reference: str | None = None

@@ -160,5 +160,6 @@ KINDS: dict[str, Callable[[str, str], tuple[str, Parts]]] = {
     "word": _word,
     "model": _model,
     "slip": _slip,
+    "path": lambda text, where: (text, {}),  # relative ones are meant from where the user is
     "text": lambda text, where: (text, {}),
 }

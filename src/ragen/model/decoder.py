@@ -184,6 +184,7 @@ _LAYER_NAMES = {
     "gate_up.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "down.weight": ("mlp.down_proj.weight",),
 }
+ADAPTERS = "adapters."  # what the names of an adapter's weights begin with, see `lora`
 _OUTER_NAMES = {
     "embed.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -205,10 +206,27 @@ def _row_counts(shape: Shape, ours: str) -> list[int]:
     return [shape.intermediate_size] * 2
 
 
+def _own_state(decoder: Decoder) -> dict[str, Tensor]:
+    """The decoder's weights, without those of adapters."""
+    return {name: weight for name, weight in decoder.state_dict().items() if not name.startswith(ADAPTERS)}
+
+
+def linear_layers(decoder: Decoder) -> list[tuple[str, nn.Linear, dict[str, int]]]:
+    """Every linear layer but the head: our name, the layer, and their names with the number of rows of each."""
+    found = []
+    for index, layer in enumerate(decoder.layers):
+        for ours in ("qkv", "out", "gate_up", "down"):
+            name, linear = f"layers.{index}.{ours}", getattr(layer, ours)
+            theirs = [weight.removesuffix(".weight") for weight in _their_names(f"{name}.weight")]
+            counts = [linear.out_features] if len(theirs) == 1 else _row_counts(decoder.shape, name)
+            found.append((name, linear, dict(zip(theirs, counts, strict=True))))
+    return found
+
+
 def to_huggingface(decoder: Decoder) -> dict[str, Tensor]:
     """Our weights under their names; views, nothing is copied."""
     state: dict[str, Tensor] = {}
-    for ours, weight in decoder.state_dict().items():
+    for ours, weight in _own_state(decoder).items():
         names = _their_names(ours)
         parts = (weight,) if len(names) == 1 else weight.split(_row_counts(decoder.shape, ours))
         state |= dict(zip(names, parts, strict=True))
@@ -217,10 +235,10 @@ def to_huggingface(decoder: Decoder) -> dict[str, Tensor]:
 
 def from_huggingface(decoder: Decoder, state: Mapping[str, Tensor]) -> None:
     """Copy weights under their names into the module; missing ones are refused by name."""
-    wanted = {name for ours in decoder.state_dict() for name in _their_names(ours)}
+    wanted = {name for ours in _own_state(decoder) for name in _their_names(ours)}
     missing = sorted(wanted - set(state))
     if missing:
         raise ValueError(f"{len(missing)} weights are missing, the first is {missing[0]}")
     with torch.no_grad():
-        for ours, weight in decoder.state_dict().items():
+        for ours, weight in _own_state(decoder).items():
             weight.copy_(torch.cat([state[name].to(weight) for name in _their_names(ours)]))

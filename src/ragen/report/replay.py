@@ -72,8 +72,9 @@ def draw(exhibit: Exhibit, symbols_of_tag: Mapping[str, Symbols]) -> str:
 def _episode(record: Record, symbols: Symbols) -> str:
     tone = "good" if record["success"] else "bad"
     total = record["reward"] + record["penalty"]
+    title = record.get("title") or f"step {record['step']}"
     parts = [
-        f'<div class="top"><strong>step {escape(record["step"])}</strong>'
+        f'<div class="top"><strong>{escape(title)}</strong>'
         f'<span class="badge {tone}">{escape(ENDINGS.get(record["ended_by"], record["ended_by"]))}</span>'
         f'<span class="soft">reward {total:+.2f} · {_count(record["num_actions"], "action")} in '
         f"{_count(len(record['turns']), 'turn')}</span></div>"

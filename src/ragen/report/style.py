@@ -38,6 +38,8 @@ dd { margin: 0; }
 .verdict .headline { font-size: 1.6rem; line-height: 1.25; font-weight: 650; margin: 0 0 10px; }
 .verdict.good .headline { color: var(--good); }
 .verdict.bad .headline { color: var(--bad); }
+.verdict .health { font-size: 1.05rem; font-weight: 600; margin: 0 0 6px; }
+.verdict.warned .health { color: var(--bad); }
 figure { margin: 0; }
 figcaption { display: flex; justify-content: space-between; gap: 12px; align-items: baseline; font-weight: 600;
   font-size: .92rem; margin-bottom: 4px; }

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ragen.diagnose.health import Health, HealthVerdict
 from ragen.report.folder import Metrics
 from ragen.report.numbers import percent, short
 from ragen.report.statistics import Difference, Interval, paired_difference
@@ -38,6 +39,7 @@ class Verdict:
     headline: str
     tone: str  # good, bad or flat
     sentences: list[str] = field(default_factory=list)
+    health: HealthVerdict | None = None  # of the whole run
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ def verdict(
         tones = {part.tone for part in parts}
         tone = "bad" if "bad" in tones else "good" if "good" in tones else "flat"
         whole = Verdict("; ".join(part.headline for part in parts), tone, [s for part in parts for s in part.sentences])
+    whole.health = Health.of(metrics.rows).verdict()
     stop = early_stop(metrics, finished)
     if stop:
         whole.tone = "bad"

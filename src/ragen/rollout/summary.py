@@ -32,7 +32,15 @@ def summarize(groups: Sequence[Group]) -> dict[str, float]:
         "num_turns": fmean(len(episode.turns) for episode in episodes),
         "format_valid": fmean(turn.result.penalty == 0 for turn in turns),
         "cut_replies": fmean(turn.stopped_by == "length" for turn in turns),
+        "reply_distinct": len({turn.reply_ids for turn in turns}) / len(turns),
+        "reply_repeats": fmean(repeated_share(turn.reply_ids) for turn in turns),
     }
+
+
+def repeated_share(ids: Sequence[int], num: int = 4) -> float:
+    """The share of runs of `num` tokens that have stood in the same reply before; 0 in a shorter one."""
+    runs = list(zip(*(ids[first:] for first in range(num)), strict=False))
+    return 1.0 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def _of_tag(groups: Sequence[Group]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ragen.config.schema import Config
     from ragen.train.loop import Run
 
 
@@ -29,10 +30,18 @@ class _Train(ModuleType):
         else:
             config = resolve(list(words), config_name, config_dir).config
         supported.check(config)
+        return train_any(config)
 
-        from ragen.train.loop import train
 
-        return train(config)
+def train_any(config: "Config") -> "Run":
+    """Reinforcement learning, or with `rl_or_sft=sft` supervised fine-tuning."""
+    if config.rl_or_sft == "sft":
+        from ragen.sft.run import fine_tune
+
+        return fine_tune(config)
+    from ragen.train.loop import train
+
+    return train(config)
 
 
 sys.modules[__name__].__class__ = _Train

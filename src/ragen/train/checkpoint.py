@@ -5,7 +5,8 @@
     store.save(200, parts)                         # global_step_200/, then the tracker, then old ones are deleted
     state = store.restore(store.latest(), parts)   # fills modules and optimizers, gives the state back
 
-    global_step_200/actor/                         config, weights, tokenizer: AutoModelForCausalLM opens it
+    global_step_200/actor/                         config, weights, tokenizer: AutoModelForCausalLM opens it; or, of a
+                                                   model with an adapter, that alone: peft opens it over its base
     global_step_200/actor_optimizer/               moments, counts and master weights, by parameter
     global_step_200/critic/, critic_optimizer/     the same, and value_head.safetensors
     global_step_200/trainer_state.json             the trainer's own numbers
@@ -33,7 +34,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ragen.config.schema import Config
-from ragen.model.decoder import Decoder, Shape, from_huggingface, to_huggingface
+from ragen.model import lora
+from ragen.model.decoder import Decoder, Shape, from_huggingface
 from ragen.model.load import LoadedModel
 from ragen.train import manifest as disk
 from ragen.train.manifest import REPLACED, FileSum, Manifest, OtherModel
@@ -56,7 +58,8 @@ class Part:
     """A trained model, as a checkpoint sees it.
 
     `model` is a `Decoder` or the adapter of another family; a critic has one of these as `backbone`, and its value head
-    as `head`. `config` is the Hugging Face config of the weights.
+    as `head`. `config` is the Hugging Face config of the weights. Of a model with an adapter only that is stored:
+    `base_model` names what it belongs to.
     """
 
     model: nn.Module
@@ -64,6 +67,7 @@ class Part:
     tokenizer: Any = None
     optimizer: MasterAdamW | None = None
     generation_config: str = ""  # the content of a file that came with the weights
+    base_model: str = ""
 
     @property
     def backbone(self) -> Any:
@@ -90,13 +94,15 @@ def part_of(loaded: LoadedModel, optimizer: MasterAdamW | None = None) -> Part:
     """A loaded model as a part."""
     from transformers import AutoConfig
 
-    generation = loaded.source.folder / "generation_config.json"
+    folder = loaded.source.model_folder
+    generation = folder / "generation_config.json"
     return Part(
         loaded.model,
-        AutoConfig.from_pretrained(loaded.source.folder),
+        AutoConfig.from_pretrained(folder),
         loaded.tokenizer,
         optimizer,
         generation.read_text(encoding="utf-8") if generation.exists() else "",
+        loaded.source.lasting_name,
     )
 
 
@@ -202,7 +208,8 @@ class CheckpointStore:
         return SaveFailed(
             number,
             f"the checkpoint of step {written.step} was not written ({getattr(error, 'strerror', None) or error}): it "
-            f"needs {_size(written.num_bytes)}, and {_size(_free(self.folder))} are free. To do: {advice}; {kept}",
+            f"needs {size_text(written.num_bytes)}, and {size_text(_free(self.folder))} are free. To do: {advice}; "
+            f"{kept}",
             str(self.folder),
         )
 
@@ -252,7 +259,7 @@ class _Written:
     @property
     def num_bytes(self) -> int:
         """About: the numbers, not the texts."""
-        weights = sum(parameter.nbytes for part in self.parts.values() for parameter in part.model.parameters())
+        weights = sum(parameter.nbytes for part in self.parts.values() for parameter in _stored_parameters(part))
         return weights + sum(num_bytes(part.optimizer.tensors(part.model)) for part in self.optimizers.values())
 
     def write(self, folder: Path) -> None:
@@ -260,7 +267,7 @@ class _Written:
         if self.has_state:
             _write_json(folder / STATE, self.state)
         for name, part in self.parts.items():
-            _write_model(folder / name, part, sums)
+            write_model(folder / name, part, sums)
         for name, part in self.optimizers.items():
             _write_optimizer(folder / f"{name}_optimizer", part, sums)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -271,11 +278,23 @@ class _Written:
             disk.sync_folder(inner)
 
 
-def _write_model(folder: Path, part: Part, sums: dict[Path, FileSum]) -> None:
-    """A folder in Hugging Face's layout."""
+def _stored_parameters(part: Part) -> list[nn.Parameter]:
+    """Of a model with an adapter, that and the value head."""
+    parameters = list(part.model.parameters())
+    if not lora.has_adapters(part.backbone):
+        return parameters
+    return [parameter for parameter in parameters if parameter.requires_grad]
+
+
+def write_model(folder: Path, part: Part, sums: dict[Path, FileSum]) -> None:
+    """A new folder in Hugging Face's layout, or in peft's. Sizes and checksums of large files are added to `sums`."""
     folder.mkdir()
-    if isinstance(part.backbone, Decoder):
-        weights = _weights(part.backbone)
+    if lora.has_adapters(part.backbone):
+        _write_json(folder / lora.CONFIG, lora.adapter_config(part.backbone, part.base_model))
+        path = folder / lora.WEIGHTS
+        sums[path] = FileSum(*write_tensors(path, lora.adapter_state(part.backbone)))
+    elif isinstance(part.backbone, Decoder):
+        weights = lora.base_state(part.backbone)
         config = copy.deepcopy(part.config)
         config.dtype = next(iter(weights.values())).dtype
         (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
@@ -290,6 +309,24 @@ def _write_model(folder: Path, part: Part, sums: dict[Path, FileSum]) -> None:
     if part.value_head is not None:
         path = folder / _HEAD
         sums[path] = FileSum(*write_tensors(path, part.value_head.state_dict()))
+
+
+def write_model_folder(target: Path, part: Part) -> None:
+    """`write_model`, whole or not at all, and synced. What is there already stays, with an error."""
+    if target.exists():
+        raise ConfigError(f"{target} is there already, and nothing is overwritten: name another folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.new")  # not `.part`, which a run that saves here takes for its own
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        sums: dict[Path, FileSum] = {}
+        write_model(temporary, part, sums)
+        for path in set(temporary.iterdir()) - set(sums):
+            _sync(path)
+        disk.sync_folder(temporary)
+        _take_place(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_shards(folder: Path, weights: Mapping[str, Tensor], sums: dict[Path, FileSum]) -> None:
@@ -393,7 +430,8 @@ def _free(folder: Path) -> float:
     return usage.free if usage.total else math.inf
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """A number of bytes in words."""
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
@@ -451,12 +489,7 @@ def _open(path: Path, manifest: Manifest, name: str, part: Part) -> _Stored:
     if name not in manifest.contents:
         raise OtherModel(f"checkpoint {path} holds no {name}: {_OTHER_MODEL}")
     folder, optimizer, num_steps = path / name, {}, manifest.step
-    try:
-        weights, shape = _read_model(part.backbone, folder)
-    except ValueError as error:
-        raise OtherModel(f"checkpoint {path} is of another model: {error}; {_OTHER_MODEL}") from error
-    _compare_shape(path, shape, part.backbone.shape)
-    _compare(path, _shapes(weights), _shapes(_weights(part.backbone)))
+    weights = _open_adapter(path, name, part) if lora.has_adapters(part.backbone) else _open_model(path, name, part)
     value_head: Mapping[str, Tensor] = {}
     if part.value_head is not None:
         value_head = TensorFiles([folder / _HEAD])
@@ -469,6 +502,37 @@ def _open(path: Path, manifest: Manifest, name: str, part: Part) -> _Stored:
     return _Stored(part, weights, value_head, optimizer, num_steps)
 
 
+def _open_model(path: Path, name: str, part: Part) -> Mapping[str, Tensor]:
+    if (path / name / lora.CONFIG).exists():
+        raise OtherModel(
+            f"checkpoint {path} holds an adapter of the {name}, and here all weights are trained: set {_RANKS[name]} "
+            f"and the alpha as they were, or train what model_path={path} gives, the adapter merged into its base"
+        )
+    try:
+        weights, shape = _read_model(part.backbone, path / name)
+    except ValueError as error:
+        raise OtherModel(f"checkpoint {path} is of another model: {error}; {_OTHER_MODEL}") from error
+    _compare_shape(path, shape, part.backbone.shape)
+    _compare(path, _shapes(weights), _shapes(lora.base_state(part.backbone)))
+    return weights
+
+
+def _open_adapter(path: Path, name: str, part: Part) -> Mapping[str, Tensor]:
+    if not (path / name / lora.CONFIG).exists():
+        raise OtherModel(
+            f"checkpoint {path} holds all weights of the {name}, and here an adapter is trained: set {_RANKS[name]}=0, "
+            f"or train an adapter of it with model_path={path}"
+        )
+    weights = TensorFiles([path / name / lora.WEIGHTS])
+    try:
+        lora.check_settings(part.backbone, lora.read_config(path / name), path / name)
+        lora.check_shapes(part.backbone, weights.shapes(), path / name)
+    except ConfigError as error:
+        raise OtherModel(f"{error}; {_OTHER_MODEL}") from None
+    return weights
+
+
+_RANKS = {"actor": "actor_rollout_ref.model.lora_rank", "critic": "critic.model.lora_rank"}
 _OTHER_MODEL = (
     "set model_path and the estimator as they were when it was written, or leave it aside with "
     "trainer.resume_mode=disable"
@@ -496,10 +560,6 @@ def _compare(path: Path, found: Mapping[str, tuple[int, ...]], wanted: Mapping[s
 # --- weights by Hugging Face's names ------------------------------------------------------------------------------
 
 
-def _weights(model: Any) -> dict[str, Tensor]:
-    return to_huggingface(model) if isinstance(model, Decoder) else model.module.state_dict()
-
-
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     if isinstance(weights, TensorFiles):
         return weights.shapes()
@@ -507,7 +567,7 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _read_model(model: Any, folder: Path) -> tuple[Mapping[str, Tensor], Shape]:
-    """The stored weights under the names of `_weights`, and the shape that the stored config describes."""
+    """The stored weights under the names of `lora.base_state`, and the shape that the stored config describes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if isinstance(model, Decoder):
@@ -534,7 +594,9 @@ def _no_bars() -> Iterator[None]:
 
 
 def _fill(model: Any, weights: Mapping[str, Tensor]) -> None:
-    if isinstance(model, Decoder):
+    if lora.has_adapters(model):
+        lora.fill_adapters(model, weights)
+    elif isinstance(model, Decoder):
         from_huggingface(model, weights)
     else:
         model.module.load_state_dict(dict(weights))

@@ -30,28 +30,42 @@ class Clock:
         return {f"timing_s/{name}": value for name, value in self.seconds.items()}
 
 
+# Of a step's seconds, those that are no training, by the name of their total.
+COLLAPSE = {
+    "collapse_total": "collapse_metrics",
+    "collapse_first_turn_total": "collapse_first_turn_step",
+    "collapse_multi_turn_total": "collapse_multi_turn_step",
+}
+
+
 class Totals:
-    """The seconds of a run, also of one that was interrupted and went on: training and validation apart."""
+    """The seconds of a run, also of one that was interrupted and went on: training, validation and collapse apart."""
 
     def __init__(self):
         self.train = self.eval = 0.0
+        self.collapse: dict[str, float] = {}  # only what was measured, by its name in COLLAPSE
 
     def add(self, clock: Clock) -> dict[str, float]:
         """Count a step in. A validation outside of a step counts as one alone."""
         evaluated = clock.seconds.get("testing", 0.0)
-        trained = max(0.0, clock.seconds.get("step", 0.0) - evaluated)
+        watched = clock.seconds.get("collapse_metrics", 0.0)
+        trained = max(0.0, clock.seconds.get("step", 0.0) - evaluated - watched)
         self.train += trained
         self.eval += evaluated
+        for total, part in COLLAPSE.items():
+            if part in clock.seconds:
+                self.collapse[total] = self.collapse.get(total, 0.0) + clock.seconds[part]
         return {
             "timing_s/train_step": trained,
             "timing_s/eval_step": evaluated,
             "timing_s/train_total": self.train,
             "timing_s/eval_total": self.eval,
-            "timing_s/total": self.train + self.eval,
-        }
+            "timing_s/total": self.train + self.eval + self.collapse.get("collapse_total", 0.0),
+        } | {f"timing_s/{total}": seconds for total, seconds in self.collapse.items()}
 
     def state(self) -> dict[str, float]:
-        return {"train": self.train, "eval": self.eval}
+        return {"train": self.train, "eval": self.eval} | self.collapse
 
     def restore(self, state: Mapping[str, float]) -> None:
         self.train, self.eval = state["train"], state["eval"]
+        self.collapse = {total: state[total] for total in COLLAPSE if total in state}

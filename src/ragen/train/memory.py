@@ -31,6 +31,12 @@ KEYS = {
     SCORE: "sequences that are scored together",
     LENGTH: "tokens of a sequence, at most",
 }
+# Of supervised fine-tuning: the first while it learns, the second when the result plays.
+SFT_UPDATE, VALIDATION = "sft.training.micro_batch_size", "data.val_batch_size"
+SFT_KEYS = {
+    SFT_UPDATE: "sequences that an update computes together",
+    VALIDATION: "validation levels that are played together",
+}
 GIB = 2**30
 
 
@@ -50,11 +56,14 @@ def explained(config: Config, device: torch.device, folder: Path) -> Iterator[No
     except RuntimeError as error:
         if not _is_about_memory(error):
             raise
-        raise OutOfMemory(_message(config, device), [*smaller(config), *_going_on(folder)]) from error
+        going_on = [] if config.rl_or_sft == "sft" else _going_on(folder)
+        raise OutOfMemory(_message(config, device), [*smaller(config), *going_on]) from error
 
 
 def smaller(config: Config) -> list[str]:
     """Overrides with half the values, as far as they can be halved. Each holds with those before it."""
+    if config.rl_or_sft == "sft":
+        return [f"{key}={value_at(config, key) // 2}" for key in SFT_KEYS if (value_at(config, key) or 0) > 1]
     keys = [UPDATE, *([CRITIC] if derive.critic_model(config).needed else []), SCORE]
     if value_at(config, LENGTH) // 2 <= value_at(config, REPLY):
         keys.append(REPLY)  # a prompt needs room beside it
@@ -69,9 +78,10 @@ def _is_about_memory(error: RuntimeError) -> bool:
 def _message(config: Config, device: torch.device) -> str:
     peak, total = _peak(device)
     lines = [f"out of memory on {device}: {peak / GIB:.1f} GiB at the peak, of {total / GIB:.1f} GiB. Keys to lower:"]
-    width = max(len(key) for key in KEYS)
-    lines += [f"  {key:<{width}}  now {value_at(config, key):<6} {meaning}" for key, meaning in KEYS.items()]
-    if value_at(config, UPDATE) == value_at(config, SCORE) == 1:
+    keys = SFT_KEYS if config.rl_or_sft == "sft" else KEYS
+    width = max(len(key) for key in keys)
+    lines += [f"  {key:<{width}}  now {value_at(config, key) or 'all':<6} {meaning}" for key, meaning in keys.items()]
+    if config.rl_or_sft == "rl" and value_at(config, UPDATE) == value_at(config, SCORE) == 1:
         lines.append("Sequences are computed one by one already: a smaller model, or a device with more memory, helps")
     return "\n".join(lines)
 

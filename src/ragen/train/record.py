@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen.config.schema import Config
+from ragen.diagnose.health import Health
 from ragen.report.console import make_console
 from ragen.report.folder import RunFolder, episode_record, write_whole
 from ragen.report.html import write_report
@@ -25,6 +26,7 @@ from ragen.types import Group
 
 Render = Callable[[str, Any], str]  # (tag, state) -> text
 GROUP_TABLE = "group_rv_table.jsonl"
+GRADIENT_TABLE = "grad_group_rv_table.jsonl"
 
 
 class Silent:
@@ -51,6 +53,9 @@ class Silent:
     def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None:
         pass
 
+    def gradient_table(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
+        pass
+
     def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None:
         pass
 
@@ -58,6 +63,7 @@ class Silent:
 class Recorder(Silent):
     def __init__(self, config: Config, folder: RunFolder, console: Any, sinks: Sequence[Sink]):
         self.config, self.folder, self.console, self.sinks = config, folder, console, sinks
+        self.health = Health.of(folder.read_metrics().rows)  # a run that goes on has a past
         self.status = "failed"  # until something better is known
 
     def phase(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
@@ -71,8 +77,13 @@ class Recorder(Silent):
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
         """On disk first: whoever reads the console can trust that it is stored."""
+        warnings = self.health.add(step, metrics)
+        if self.health.last_step == step:
+            metrics = metrics | self.health.metrics()
         self.folder.append_metrics(step, metrics)
         self.console.step(step, metrics)
+        for warning in warnings:
+            self.console.note(f"step {step}: warning: {warning.title}: {warning.text}. {warning.advice[0]}")
         for sink in self.sinks:
             sink.log(step, metrics)
 
@@ -91,6 +102,10 @@ class Recorder(Silent):
     def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None:
         records = [{"step": step, "group_id": group, "reward_std": std, "selected": kept} for group, std, kept in rows]
         _write_lines(self.folder.path / GROUP_TABLE, "a", records)
+
+    def gradient_table(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
+        """Which groups a gradient analysis found in which bucket."""
+        _write_lines(self.folder.path / GRADIENT_TABLE, "a", [{"step": step} | row for row in rows])
 
     def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None:
         """The end of a run, and its report. An interrupted run is not ended: it goes on some day."""
@@ -115,7 +130,8 @@ def recording(config: Config, decision: Decision) -> Iterator[Recorder]:
         if decision.reason:
             console.note(decision.reason)
         folder.write_config(config)
-        _forget_after(first, folder.path / GROUP_TABLE)
+        for name in (GROUP_TABLE, GRADIENT_TABLE):
+            _forget_after(first, folder.path / name)
         recorder = Recorder(config, folder, console, make_sinks(config, folder, first_step=first, say=console.note))
         try:
             yield recorder

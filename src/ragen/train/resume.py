@@ -13,6 +13,8 @@ sibling that an earlier call began goes on in the same way.
 
 With `trainer.resume_mode=resume_path` a run begins after the named checkpoint, which may be one without its optimizer;
 it goes on in that checkpoint's own folder if that run could, and else in a folder of its own.
+
+With `trainer.gradient_analysis_only` it looks at the named checkpoint: its first step is that of the checkpoint itself.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,6 +25,7 @@ from typing import Any
 
 import yaml
 
+from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.config.tree import leaves
 from ragen.report.folder import Metrics, RunFolder
@@ -31,6 +34,7 @@ from ragen.typed import ConfigError, shown
 
 BUDGET = "trainer.total_training_steps"
 STOPPED = "early_stopped/"
+NOT_HERE = "began elsewhere and has no checkpoint"
 NO_OPTIMIZER = "was saved without its optimizer ({} holds the model only)"
 # Where and on what a run happens, and what was asked about resuming: not what it computes.
 ASIDE = (
@@ -88,7 +92,7 @@ def decide(config: Config, folder: str | Path | None = None) -> Decision:
     left_alone = ""
     for candidate in _siblings(base):
         if not _holds_run(candidate):
-            return _begin(candidate, origin, left_alone)
+            return _begin(config, candidate, origin, left_alone)
         if config.trainer.resume_mode == "disable":
             found: Decision | str = "holds a run, and trainer.resume_mode=disable"
         else:
@@ -99,15 +103,39 @@ def decide(config: Config, folder: str | Path | None = None) -> Decision:
     raise AssertionError("there is always another number")
 
 
-def _begin(folder: RunFolder, origin: Path | None, why: str = "") -> Decision:
+def _begin(config: Config, folder: RunFolder, origin: Path | None, why: str = "") -> Decision:
     """A run from its first step: that after the checkpoint it was told to begin from, if any."""
     if origin is None:
+        _check_analysis(config, 1)
         return Decision(folder, reason=why)
     manifest = disk.check(origin)
+    first_step = manifest.step + 1
     told = f"{folder} begins after step {manifest.step} of {origin}"
-    if not manifest.is_resumable:
+    if config.trainer.gradient_analysis_only:
+        first_step = max(1, manifest.step)
+        told = f"{folder} looks at step {manifest.step} of {origin}"
+    elif not manifest.is_resumable:
         told += ", which holds no optimizer state: the optimizer begins anew"
-    return Decision(folder, origin, manifest.step + 1, f"{told}; {why}" if why else told)
+    _check_analysis(config, first_step)
+    return Decision(folder, origin, first_step, f"{told}; {why}" if why else told)
+
+
+def _check_analysis(config: Config, first_step: int) -> None:
+    """A run that does nothing but analyse has at least one step in which it does."""
+    trainer, last_step = config.trainer, config.trainer.total_training_steps
+    if not trainer.gradient_analysis_only:
+        return
+    if first_step > last_step:
+        raise ConfigError(
+            f"{BUDGET}={last_step}: the analysis would begin at step {first_step}, that of its checkpoint; set "
+            f"{BUDGET}={first_step}"
+        )
+    if not any(derive.is_analysis_step(config, step) for step in range(first_step, last_step + 1)):
+        every = trainer.gradient_analysis_every
+        raise ConfigError(
+            f"trainer.gradient_analysis_every={every}: an analysis is due at steps 1, {1 + every}, {1 + 2 * every}, …, "
+            f"and none of them is within {first_step} … {last_step}; set trainer.gradient_analysis_every=1"
+        )
 
 
 def _named_checkpoint(config: Config) -> Path | None:
@@ -115,6 +143,12 @@ def _named_checkpoint(config: Config) -> Path | None:
     if config.trainer.resume_mode != "resume_path":
         return None
     path = Path(config.trainer.resume_from_path or "")
+    there = [found.name for found in disk.checkpoints(path.parent) if disk.is_whole(found)]
+    if there and not path.exists():
+        raise disk.NotACheckpoint(
+            f"trainer.resume_from_path={path}: {path} is no folder. In {path.parent} {', '.join(there)} "
+            f"{'is' if len(there) == 1 else 'are'} whole: name one of these"
+        )
     try:
         manifest = disk.check(path)
     except disk.CheckpointError as error:
@@ -152,7 +186,7 @@ def _go_on(config: Config, folder: RunFolder, origin: Path | None) -> Decision |
         return ending
     is_same_origin = _stored_origin(stored) == _resolved(origin)
     if checkpoint is None:
-        return _begin_again(folder, origin, trouble) if is_same_origin else "began elsewhere and has no checkpoint"
+        return _begin_again(config, folder, origin, trouble) if is_same_origin else NOT_HERE
     if not disk.is_resumable(checkpoint):
         return NO_OPTIMIZER.format(checkpoint.name)
     if origin is not None and not is_same_origin and _resolved(checkpoint) != _resolved(origin):
@@ -163,7 +197,7 @@ def _go_on(config: Config, folder: RunFolder, origin: Path | None) -> Decision |
     return Decision(folder, checkpoint, step + 1, reason)
 
 
-def _begin_again(folder: RunFolder, origin: Path | None, trouble: str) -> Decision | str:
+def _begin_again(config: Config, folder: RunFolder, origin: Path | None, trouble: str) -> Decision | str:
     for path in disk.checkpoints(folder.path):
         disk.check(path)  # raises, with what to do, for one that is damaged
         return NO_OPTIMIZER.format(path.name)
@@ -172,7 +206,7 @@ def _begin_again(folder: RunFolder, origin: Path | None, trouble: str) -> Decisi
             f"{folder} has lost its checkpoints: {trouble}. Copy them back, or start anew beside it: "
             f"trainer.resume_mode=disable"
         )
-    return _begin(folder, origin, f"{folder} holds this run without a checkpoint: it begins again")
+    return _begin(config, folder, origin, f"{folder} holds this run without a checkpoint: it begins again")
 
 
 def _ending(folder: RunFolder, budget: int, has_grown: bool, has_checkpoint: bool) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ragen.algo.advantage import ESTIMATORS, AdvantageSettings, ShapeSettings, shape_advantages
 from ragen.algo.experience import Experience, number_turns
-from ragen.algo.filter import METRICS, FilterRule, filter_metrics, group_score, in_group_metrics, select
+from ragen.algo.filter import METRICS, FilterRule, faint_share, filter_metrics, group_score, in_group_metrics, select
 from ragen.algo.reward import normalize_scores, token_rewards
 from ragen.config.schema import Config
 from ragen.rollout.summary import num_sampled, score_of
@@ -81,11 +81,20 @@ def keep_groups(
     verdicts = select(measured, rule)
     kept = [index for index, verdict in enumerate(verdicts) if verdict.keep]
     stds = [group_score("reward_std", of_group) for of_group in scores]
+    algorithm, blown_up = config.algorithm, {}
+    if (
+        algorithm.adv_estimator == "grpo"
+        and algorithm.norm_adv_by_std_in_grpo
+        and not algorithm.soft_advantage_reweight
+    ):
+        blown_up["rollout/chosen_blown_up_ratio"] = faint_share(stds, verdicts)
     return Selection(
         places=kept,
         kept=[groups[index] for index in kept],
         # The rewards' spread is there whatever the filter measures: early stopping looks at it.
-        metrics=in_group_metrics("reward", scores, verdicts) | filter_metrics(metric, values, measured, verdicts),
+        metrics=in_group_metrics("reward", scores, verdicts)
+        | filter_metrics(metric, values, measured, verdicts)
+        | blown_up,
         table=[(group.group, std, verdict.keep) for group, std, verdict in zip(groups, stds, verdicts, strict=True)],
     )
 

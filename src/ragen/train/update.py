@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from ragen.algo.loss import (
 from ragen.config.schema import Config
 from ragen.counter import Coordinate, bits
 from ragen.model.critic import Critic
-from ragen.model.policy import score
+from ragen.model.policy import Scored, score
 from ragen.rollout.batch import PackedTokens, Sample, pack
 from ragen.train.optimizer import MasterAdamW
 from ragen.train.score import micro_batches
@@ -48,6 +48,7 @@ from ragen.train.workers import ALONE, Workers
 
 GAP, SAMPLER_KL = "rollout/log_prob_diff_mean", "rollout/sampler_learner_kl"
 LOSS = "loss"  # the sum of all terms, for the check that it is finite
+TASK, ENTROPY, KL = "task", "entropy", "kl"  # the actor's terms
 
 
 @dataclass(frozen=True)
@@ -81,36 +82,22 @@ def update_actor(
     on_samples: Callable[[int], None] = lambda count: None,
 ) -> Updated:
     """`ppo_epochs` passes over the samples. `reference` is the model itself, for the KL type that needs all of it."""
-    actor, temperature = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.temperature
-    kl_coefficient = actor.kl_loss_coef if actor.use_kl_loss else 0.0
+    actor = config.actor_rollout_ref.actor
     num_updates, largest_gap = optimizer.num_updates, 0.0
-    whole = reference if kl_coefficient and needs_vocabulary(actor.kl_loss_type) else None
 
     def loss_of(indices: Sequence[int], packed: PackedTokens, weights_T: Tensor, means_T: Tensor):
-        scored = score(model, packed, temperature, whole)
-        losses_T, diagnostics = policy_terms(
-            scored.log_probs,
-            _tokens(targets.old_log_probs, indices, packed),
-            _tokens(targets.advantages, indices, packed),
-            actor.clip_ratio_low,
-            actor.clip_ratio_high,
-            actor.clip_ratio_c,
-        )
-        terms = [Term("task", 1.0, losses_T)]
-        sums = policy_sums(losses_T, diagnostics, scored.entropies, weights_T, means_T)
+        scored, terms, diagnostics = actor_terms(model, packed, indices, targets, config, reference)
+        by_name = {term.name: term.per_token for term in terms}
+        sums = policy_sums(by_name[TASK], diagnostics, scored.entropies, weights_T, means_T)
         gap_T = scored.log_probs.detach() - packed.log_probs
         sums |= {GAP: (means_T * gap_T.abs()).sum(), SAMPLER_KL: (means_T * (gap_T.expm1() - gap_T)).sum()}
         if optimizer.num_updates == num_updates:
             nonlocal largest_gap
             largest_gap = max(largest_gap, float(gap_T.abs().max()))
-        if actor.entropy_coeff:
-            terms.append(entropy_term(scored.entropies, actor.entropy_coeff))
+        if ENTROPY in by_name:
             sums["actor/entropy_loss"] = (weights_T * scored.entropies.detach()).sum()
-        if kl_coefficient:
-            reference_T = _tokens(targets.reference, indices, packed)
-            kl_T = kl_of_tokens(actor.kl_loss_type, scored.log_probs, reference_T, scored.full_kl)
-            terms.append(kl_term(kl_T, kl_coefficient))
-            sums |= kl_sums(kl_T, weights_T)
+        if KL in by_name:
+            sums |= kl_sums(by_name[KL], weights_T)
         return weighted_sum(terms, weights_T), sums
 
     passes = Passes(
@@ -128,7 +115,8 @@ def update_actor(
     metrics = (
         _summary(history, "actor", spoilt) | first | {"rollout/log_prob_diff_max": max(workers.gather([largest_gap]))}
     )
-    metrics |= {"actor/kl_coef": kl_coefficient} if kl_coefficient else {}
+    if kl_coefficient := kl_loss_coefficient(config):
+        metrics["actor/kl_coef"] = kl_coefficient
     return Updated(metrics | {"train/num_mini_batches": len(history["lr"])}, spoilt)
 
 
@@ -163,10 +151,103 @@ def update_critic(
     return Updated(_summary(history, "critic", spoilt), spoilt)
 
 
+def imitate(
+    model: Any,
+    optimizer: MasterAdamW,
+    samples: Sequence[Sample],
+    micro_size: int,
+    grad_clip: float,
+    workers: Workers = ALONE,
+    on_samples: Callable[[int], None] = lambda count: None,
+) -> Updated:
+    """One optimizer step of cross-entropy on the sampled tokens, which all weigh the same: supervised fine-tuning."""
+
+    def loss_of(indices: Sequence[int], packed: PackedTokens, weights_T: Tensor, means_T: Tensor):
+        scored = score(model, packed, temperature=1.0)
+        loss = weighted_sum([Term(TASK, 1.0, -scored.log_probs)], weights_T)
+        return loss, {"train/loss": loss.detach(), "entropy": (means_T * scored.entropies.detach()).sum()}
+
+    passes = Passes(
+        mini_size=len(samples),
+        micro_size=micro_size,
+        epochs=1,
+        aggregation="token-mean",
+        norm_length=None,
+        grad_clip=grad_clip,
+        order=None,
+    )
+    history, spoilt = _run(passes, samples, optimizer, workers, loss_of, _as_numbers, on_samples)
+    return Updated(_summary(history, "train", spoilt), spoilt)
+
+
 def max_sampled(config: Config) -> int:
     """The most tokens that can be sampled in one sequence: those of all turns, or of one in a windowed context."""
     num_turns = config.agent_proxy.max_turn if config.agent_proxy.context_window_mode == "full" else 1
     return num_turns * config.actor_rollout_ref.rollout.response_length
+
+
+# --- the actor's loss ---------------------------------------------------------------------------------------------
+
+
+class ActorTerms(NamedTuple):
+    """The terms of the actor's loss on some samples, and what they were made of."""
+
+    scored: Scored
+    terms: list[Term]
+    diagnostics: dict[str, Tensor]  # of the task term, see `policy_terms`
+
+
+def actor_terms(
+    model: Any, packed: PackedTokens, indices: Sequence[int], targets: Targets, config: Config, reference: Any = None
+) -> ActorTerms:
+    """One forward pass, and the loss as named terms. Updates add them; gradient analysis differentiates each alone.
+
+    `indices` say which of the targets' samples are packed.
+    """
+    actor, names = config.actor_rollout_ref.actor, term_names(config)
+    whole = reference if KL in names and needs_vocabulary(actor.kl_loss_type) else None
+    scored = score(model, packed, config.actor_rollout_ref.rollout.temperature, whole)
+    task, diagnostics = task_term(scored.log_probs, packed, indices, targets, config)
+    terms = [task]
+    if ENTROPY in names:
+        terms.append(entropy_term(scored.entropies, actor.entropy_coeff))
+    if KL in names:
+        reference_T = _tokens(targets.reference, indices, packed)
+        kl_T = kl_of_tokens(actor.kl_loss_type, scored.log_probs, reference_T, scored.full_kl)
+        terms.append(kl_term(kl_T, kl_loss_coefficient(config)))
+    return ActorTerms(scored, terms, diagnostics)
+
+
+def task_term(
+    log_probs_T: Tensor, packed: PackedTokens, indices: Sequence[int], targets: Targets, config: Config
+) -> tuple[Term, dict[str, Tensor]]:
+    """The policy loss alone, from log-probs that are there already, and its diagnostics."""
+    actor = config.actor_rollout_ref.actor
+    losses_T, diagnostics = policy_terms(
+        log_probs_T,
+        _tokens(targets.old_log_probs, indices, packed),
+        _tokens(targets.advantages, indices, packed),
+        actor.clip_ratio_low,
+        actor.clip_ratio_high,
+        actor.clip_ratio_c,
+    )
+    return Term(TASK, 1.0, losses_T), diagnostics
+
+
+def term_names(config: Config) -> list[str]:
+    """The terms that the actor's loss has under a config, in their order."""
+    names = {
+        TASK: True,
+        ENTROPY: bool(config.actor_rollout_ref.actor.entropy_coeff),
+        KL: bool(kl_loss_coefficient(config)),
+    }
+    return [name for name, active in names.items() if active]
+
+
+def kl_loss_coefficient(config: Config) -> float:
+    """0 where there is no KL term."""
+    actor = config.actor_rollout_ref.actor
+    return actor.kl_loss_coef if actor.use_kl_loss else 0.0
 
 
 # --- passes over the samples --------------------------------------------------------------------------------------

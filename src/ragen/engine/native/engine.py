@@ -93,7 +93,7 @@ class NativeEngine:
         sampling: Sampling,
         on_finished: Callable[[int], None] = lambda count: None,
     ) -> Statistics:
-        run = _Run(self, list(conversations), sampling)
+        run = self.start(list(conversations), sampling)
         run.admit(self.max_rows)
         while run.rows:
             run.prefill()
@@ -103,8 +103,11 @@ class NativeEngine:
                 on_finished(num_finished)
         return run.statistics
 
+    def start(self, conversations: list[Conversation], sampling: Sampling) -> "EngineRun":
+        return EngineRun(self, conversations, sampling)
 
-class _Run:
+
+class EngineRun:
     """The state of one call of `run`."""
 
     def __init__(self, engine: NativeEngine, waiting: list[Conversation], sampling: Sampling):

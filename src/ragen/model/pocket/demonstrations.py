@@ -12,13 +12,13 @@ of its choices are worth keeping is left to reinforcement learning.
 Levels are those of the split `sft`. No conversation shows a board from which a validation level starts.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
 from typing import Any
 
-from ragen.agent.episode import EpisodeState, take_turn
+from ragen.agent.episode import EpisodeState
 from ragen.agent.prompt import STYLES
 from ragen.agent.rules import AgentRules
 from ragen.agent.template import ChatTemplate
@@ -26,6 +26,8 @@ from ragen.agent.window import View, full
 from ragen.env.base import Action, Environment, State
 from ragen.env.registry import catalogue, make
 from ragen.env.solve import shortest_plan
+from ragen.sft.demonstrate import Spoken, demonstrate
+from ragen.sft.tokens import reply_ids
 from ragen.types import Episode, Turn
 
 RULES = AgentRules(
@@ -82,33 +84,37 @@ def demonstrations(tokenizer: Any, task: Task, seeds: Iterable[int]) -> Iterator
     kept_back = validation_boards(task)
     for seed in seeds:
         random = Random(f"pocket/{task.tag}/{seed}")  # a text: the same stream in every process
-        turns: list[Turn] = []
-        standing = EpisodeState(env.reset(seed, "sft"))
-        while not standing.finished and (shown := env.render(standing.state)) not in kept_back:
-            thought, actions = task.player(env, standing.state, random, task.manners)
-            names = [env.action_names(standing.state)[action] for action in actions]
-            turn_text = prompt.turn_text(
-                len(turns) + 1, standing.state, standing.actions_left(tag), standing.warn_invalid
+
+        def play(standing: EpisodeState, random: Random = random) -> tuple[str, list[Action]]:
+            return task.player(env, standing.state, random, task.manners)
+
+        start = env.reset(seed, "sft")
+        played = demonstrate(env, tag, RULES, prompt, start, play, _no_luck, kept_back.__contains__)
+        if played.final.finished:
+            turns = _with_tokens(view, played.turns)
+            yield Episode(task.tag, seed, "sft", 0, 0, view.system_text, turns, played.final)
+
+
+def _with_tokens(view: View, spoken: Sequence[Spoken]) -> tuple[Turn, ...]:
+    """The turns as if a model had sampled them."""
+    turns: list[Turn] = []
+    for turn in spoken:
+        given = full(view, turns, turn.turn_text)
+        ids = reply_ids(view.chat, turn.reply_text.removeprefix(view.prompt.reply_prefix()))
+        turns.append(
+            Turn(
+                given_ids=given.ids,
+                continues=given.continues,
+                reply_ids=tuple(ids),
+                log_probs=(0.0,) * len(ids),
+                stopped_by="end_of_turn",
+                state_text=turn.state_text,
+                turn_text=turn.turn_text,
+                reply_text=turn.reply_text,
+                result=turn.result,
             )
-            given = full(view, turns, turn_text)
-            said = f"{thought}</think><answer>{f' {RULES.action_sep} '.join(names)}</answer>"
-            reply_ids = (*tokenizer.encode(said, add_special_tokens=False), chat.end_of_turn_id)
-            standing, result = take_turn(env, tag, RULES, standing, names, _no_luck)
-            turns.append(
-                Turn(
-                    given_ids=given.ids,
-                    continues=given.continues,
-                    reply_ids=reply_ids,
-                    log_probs=(0.0,) * len(reply_ids),
-                    stopped_by="end_of_turn",
-                    state_text=shown,
-                    turn_text=turn_text,
-                    reply_text=prompt.reply_prefix() + said,
-                    result=result,
-                )
-            )
-        if standing.finished:
-            yield Episode(task.tag, seed, "sft", 0, 0, view.system_text, tuple(turns), standing)
+        )
+    return tuple(turns)
 
 
 def _no_luck(step: int) -> float:

@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# Analyse the gradient at a saved checkpoint: `--help`, docs/experiments.md.
+set -euo pipefail
+source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}" 2>/dev/null || echo "${BASH_SOURCE[0]}")")/../env.sh"
+exec "$PYTHON" -m ragen sweep grad_analysis_probe "$@"

@@ -1,0 +1,253 @@
+"""How likely is every reasoning after every prompt: the matrix log p(z_i | x_j), cheaply.
+
+    log_probs = cross_log_probs(model, prompts, reasonings, temperature=1.0, max_pairs=128, workers=workers)
+    log_probs[2][0]                    # summed over the tokens of reasonings[2], had prompts[0] come before it
+
+A prompt is computed once, and its keys and values serve all reasonings: a pass holds some prompts, one after the
+other, and behind them reasonings that see their prompt and themselves (`CrossAttend`). Equal prompts and equal
+reasonings count once. The last token of a reasoning predicts nothing that is asked for and is not computed, nor is any
+entropy. So with P tokens in all prompts and Z in all reasonings it costs at most P + (number of prompts) x Z tokens.
+
+What prompts have in common (the system text) is computed for each of them: with 64 reasonings behind every prompt it is
+a few hundredths of the work.
+
+At most `max_pairs` pairs of prompt and reasoning are in one pass, on a CPU no more tokens than its caches like. Which
+are computed together does not depend on the number of workers: these share the passes out and all get all numbers.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ragen.model.attention import Packed
+from ragen.model.policy import MAX_CHUNK_LOGITS
+from ragen.train.score import CPU_TOKENS, micro_batches
+from ragen.train.workers import ALONE, Workers
+
+Ids = tuple[int, ...]
+
+
+class ScoringFailed(RuntimeError):
+    """A worker could not compute its share. All of them raise it, with the first one's message."""
+
+
+def cross_log_probs(
+    model: Any,
+    prompts: Sequence[Ids],
+    reasonings: Sequence[Ids],
+    temperature: float,
+    max_pairs: int,
+    workers: Workers = ALONE,
+) -> list[list[float]]:
+    """log p of each reasoning (a row) after each prompt (a column), in nats, summed over its tokens."""
+    assert all(prompts) and all(reasonings), "a prompt and a reasoning have at least one token"
+    columns, rows = list(dict.fromkeys(prompts)), list(dict.fromkeys(reasonings))
+    blocks = _blocks(columns, rows, max_pairs, workers.device)
+    mine = [_outcome(model, block, rows, temperature, max_pairs, workers.device) for block in workers.mine(blocks)]
+    by_column: list[list[float]] = []
+    for outcome in workers.gather(mine):
+        if isinstance(outcome, str):
+            raise ScoringFailed(outcome)
+        by_column += outcome
+    column_of = {ids: index for index, ids in enumerate(columns)}
+    row_of = {ids: index for index, ids in enumerate(rows)}
+    return [[by_column[column_of[prompt]][row_of[ids]] for prompt in prompts] for ids in reasonings]
+
+
+def _blocks(columns: Sequence[Ids], rows: Sequence[Ids], max_pairs: int, device: torch.device) -> list[list[Ids]]:
+    """Prompts that are computed together: as many as leave room for all reasonings in one pass, at least one."""
+    num_reasoning_tokens = sum(map(len, rows))
+    max_tokens = CPU_TOKENS if device.type == "cpu" else torch.inf
+    blocks: list[list[Ids]] = []
+    num_tokens = 0
+    for prompt in columns:
+        num_tokens += len(prompt) + num_reasoning_tokens
+        if not blocks or (len(blocks[-1]) + 1) * len(rows) > max_pairs or num_tokens > max_tokens:
+            blocks.append([])
+            num_tokens = len(prompt) + num_reasoning_tokens
+        blocks[-1].append(prompt)
+    return blocks
+
+
+def _outcome(
+    model: Any, prompts: list[Ids], rows: list[Ids], temperature: float, max_pairs: int, device: torch.device
+) -> list[list[float]] | str:
+    """The columns of a block, or why there are none: the others wait for an answer, whatever happens here."""
+    try:
+        return _columns(model, prompts, rows, temperature, max_pairs, device)
+    except Exception as error:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+            return f"out of memory; lower collapse_detection.micro_batch_size, now {max_pairs}"
+        return f"{type(error).__name__}: {error}"
+
+
+@torch.no_grad()
+def _columns(
+    model: Any, prompts: list[Ids], rows: list[Ids], temperature: float, max_pairs: int, device: torch.device
+) -> list[list[float]]:
+    """log p of every row after each of these prompts."""
+    held: Held = {}
+    sums = torch.zeros(len(prompts), len(rows), dtype=torch.float64)
+    # The prompts of a block leave room for all rows, or there is one prompt and rows come in several passes.
+    batches = micro_batches([len(row) for row in rows], max(1, max_pairs // len(prompts)), device)
+    for number, indices in enumerate(batches):
+        chunk = [rows[index] for index in indices]
+        attend = CrossAttend(held, [len(prompt) for prompt in prompts], [len(row) - 1 for row in chunk], device)
+        ids = [id_ for _ in prompts for row in chunk for id_ in row[:-1]]
+        targets = [id_ for _ in prompts for row in chunk for id_ in row[1:]]
+        if number == 0:
+            ids = [id_ for prompt in prompts for id_ in prompt] + ids
+        places = torch.arange(len(ids) - attend.num_reasoning_tokens, len(ids), device=device)
+        if number == 0:
+            places = torch.cat([attend.prompt_ends, places])
+        hidden = model.hidden(torch.tensor(ids, device=device), attend.positions, attend, places)
+        if number == 0:
+            sums += _first_tokens(model, hidden[: len(prompts)], rows, temperature).cpu()
+            hidden = hidden[len(prompts) :]
+        log_probs = _log_probs(model, hidden, torch.tensor(targets, dtype=torch.int64, device=device), temperature)
+        sums[:, indices] += attend.sum_by_pair(log_probs).view(len(prompts), len(chunk)).cpu()
+    return sums.tolist()
+
+
+def _first_tokens(model: Any, hidden: Tensor, rows: Sequence[Ids], temperature: float) -> Tensor:
+    """log p of each row's first token, by the last hidden state of each prompt."""
+    return _log_softmax(model.logits(hidden), temperature)[:, [row[0] for row in rows]].double()
+
+
+def _log_probs(model: Any, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """log p of the targets, in chunks: the logits of a whole pass are never in memory."""
+    parts = [hidden.new_zeros(0, dtype=torch.float32)]
+    size = max(1, MAX_CHUNK_LOGITS // model.shape.vocab_size)
+    for part, wanted in zip(hidden.split(size), targets.split(size), strict=True):
+        if len(wanted):
+            log_probs = _log_softmax(model.logits(part), temperature)
+            parts.append(log_probs.gather(-1, wanted[:, None])[:, 0])
+    return torch.cat(parts)
+
+
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """In float32. At temperature 1 the logits are read once, which on a GPU is what it costs."""
+    scaled = logits if temperature == 1 else logits.float() / temperature
+    return torch.log_softmax(scaled, dim=-1, dtype=torch.float32)
+
+
+# --- who sees what ------------------------------------------------------------------------------------------------
+
+Held = dict[int, tuple[Tensor, Tensor]]  # layer -> keys and values of the prompts of a block
+
+
+class CrossAttend:
+    """Reasonings that see their prompt and themselves; the `attend` of one pass.
+
+    Packed are, if nothing is `held` yet, the prompts; then for each prompt the same reasonings. A reasoning's mix is
+    made of two: that of the prompt, which all reasonings ask at once, and its own, weighted by the mass of the scores.
+    """
+
+    def __init__(
+        self, held: Held, prompt_lengths: Sequence[int], reasoning_lengths: Sequence[int], device: torch.device
+    ):
+        self.held = held
+        self.prompt_lengths, self.num_pairs = list(prompt_lengths), len(prompt_lengths) * len(reasoning_lengths)
+        self.prompts = None if held else Packed(prompt_lengths, device)
+        self.prompt_ends = torch.tensor([*accumulate(prompt_lengths)], device=device) - 1
+        self.num_prompt_tokens = 0 if held else sum(prompt_lengths)
+        self.num_by_prompt = sum(reasoning_lengths)
+        self.num_reasoning_tokens = self.num_by_prompt * len(prompt_lengths)
+        lengths = [length for _ in prompt_lengths for length in reasoning_lengths]
+        self.own = _Own(lengths, device)
+        behind = torch.tensor(prompt_lengths, device=device).repeat_interleave(self.num_by_prompt) + self.own.positions
+        self.positions = behind if self.prompts is None else torch.cat([self.prompts.positions, behind])
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        start, mixed = self.num_prompt_tokens, []
+        if self.prompts is not None:
+            self.held[layer] = (key[:start].clone(), value[:start].clone())
+            mixed.append(self.prompts(layer, query[:start], key[:start], value[:start]))
+        if self.num_reasoning_tokens:
+            of_prompt, mass_of_prompt = self._of_prompt(query[start:], *self.held[layer])
+            of_itself, mass_of_itself = self.own(query[start:], key[start:], value[start:])
+            share = torch.sigmoid(mass_of_prompt - mass_of_itself).to(query.dtype)
+            mixed.append(torch.lerp(of_itself, of_prompt, share[..., None]))
+        return torch.cat(mixed)
+
+    def sum_by_pair(self, values_T: Tensor) -> Tensor:
+        """Sums over the tokens of each pair, in double precision and always in the same order."""
+        laid_out = values_T.new_zeros(self.num_pairs, self.own.longest, dtype=torch.float64)
+        laid_out[self.own.sequences, self.own.positions] = values_T.double()
+        return laid_out.sum(dim=1)
+
+    def _of_prompt(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The mix of the prompt's values, and the log of the summed scores."""
+        num_kv_heads = key.shape[1]
+        repeat = query.shape[1] // num_kv_heads
+        # The query heads that share a key head are so many queries to it: no key is repeated.
+        asked = query.unflatten(1, (num_kv_heads, repeat)).transpose(1, 2).flatten(0, 1)
+        num_asked = [self.num_by_prompt * repeat] * len(self.prompt_lengths)
+        attention = _full_on_cuda if query.is_cuda else _full
+        mixed, mass = attention(asked, key, value, num_asked, self.prompt_lengths)
+        mixed = mixed.unflatten(0, (-1, repeat)).transpose(1, 2).flatten(1, 2)
+        return mixed, mass.unflatten(0, (-1, repeat)).transpose(1, 2).flatten(1, 2)
+
+
+class _Own:
+    """Causal attention within each of several packed sequences, of which some may be empty; also gives the mass."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device):
+        self.longest, self.num = max(lengths), len(lengths)
+        self.starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+        counts = torch.tensor(lengths, device=device)
+        self.sequences = torch.repeat_interleave(torch.arange(self.num, device=device), counts)
+        self.positions = torch.arange(sum(lengths), device=device) - self.starts[:-1].long()[self.sequences]
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        repeat = query.shape[1] // key.shape[1]
+        if repeat > 1:
+            key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
+        if query.is_cuda:
+            return _on_cuda(query, key, value, self.starts, self.starts, self.longest, self.longest, (-1, 0))
+        laid_out = [self._lay_out(part) for part in (query, key, value)]
+        mixed, mass = _flash(*laid_out, is_causal=True)  # right-padded: causality keeps real tokens from padding
+        mixed, mass = mixed.transpose(1, 2), mass.transpose(1, 2)
+        return mixed[self.sequences, self.positions], mass[self.sequences, self.positions]
+
+    def _lay_out(self, packed: Tensor) -> Tensor:
+        """[T, heads, head_dim] -> [sequences, heads, longest, head_dim]."""
+        padded = packed.new_zeros(self.num, self.longest, *packed.shape[1:])
+        padded[self.sequences, self.positions] = packed
+        return padded.transpose(1, 2)
+
+
+def _full(
+    query: Tensor, key: Tensor, value: Tensor, num_queries: Sequence[int], num_keys: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Every query sees all keys of its part."""
+    parts = zip(query.split(num_queries), key.split(num_keys), value.split(num_keys), strict=True)
+    found = [_flash(*(part.transpose(0, 1)[None] for part in three)) for three in parts]
+    mixed = torch.cat([mixed[0].transpose(0, 1) for mixed, _ in found])
+    return mixed, torch.cat([mass[0].transpose(0, 1) for _, mass in found])
+
+
+def _full_on_cuda(
+    query: Tensor, key: Tensor, value: Tensor, num_queries: Sequence[int], num_keys: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    nums = (num_queries, num_keys)
+    starts = [torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=query.device) for each in nums]
+    return _on_cuda(query, key, value, *starts, max(num_queries), max(num_keys), (-1, -1))
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> tuple[Tensor, Tensor]:
+    """What `scaled_dot_product_attention` calls on a CPU, but that it keeps the mass ([…, heads, T]) to itself."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, is_causal=is_causal)
+
+
+def _on_cuda(query: Tensor, key: Tensor, value: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn
+
+    *places, window = places
+    mixed, mass = varlen_attn(query, key, value, *places, window_size=window, return_aux=AuxRequest(lse=True))
+    return mixed, mass if mass.shape == mixed.shape[:2] else mass.transpose(0, 1)

@@ -1,0 +1,452 @@
+"""An engine for models behind an OpenAI-compatible server.
+
+    engine = ServerEngine(Client("http://127.0.0.1:8000/v1", key), "pocket", max_prompt_tokens=3200)
+    engine.run(conversations, sampling)
+
+A server gives no token ids. `CharacterChat` stands in for a tokenizer: a character is a token, and the roles are four
+tokens that no text holds. So the window modes, the forced opening and the parsing are those of every other engine, and
+a prompt's tokens are read back as messages.
+
+The forced opening of a reply goes out as a trailing assistant message (prefill), with the two fields by which servers
+continue it. One that refuses them gets none from then on, and a reply that repeats the opening loses it.
+In the same way `</answer>` is sent as a stop text only together with the field that keeps it in the reply; otherwise
+the reply is cut there when it has arrived.
+"""
+
+import email.utils
+import json
+import random
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from ragen.agent.parse import TAGS
+from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
+from ragen.typed import ConfigError, RunFailed
+
+LAST_CHARACTER = 0x10FFFF
+SYSTEM, USER, ASSISTANT, END, CUT = range(LAST_CHARACTER + 1, LAST_CHARACTER + 6)
+ROLES = {SYSTEM: "system", USER: "user", ASSISTANT: "assistant"}
+ANSWER_END = TAGS[-1]
+
+PREFILL_FIELDS = {"add_generation_prompt": False, "continue_final_message": True}
+STOP_FIELDS = {"stop": [ANSWER_END], "include_stop_str_in_output": True}
+PREFILL_WORDS = (*PREFILL_FIELDS, "prefill", "assistant", "last message", "final message")
+STOP_WORDS = tuple(STOP_FIELDS)
+
+RETRIED = {408, 409, 425, 429, 500, 502, 503, 504, 529}
+WRONG_KEY = {401, 403}
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+TOO_LONG = ("context_length_exceeded", "maximum context length", "context length", "too many tokens")
+
+
+# --- a chat as characters -----------------------------------------------------------------------------------------
+
+
+class CharacterTokenizer:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return "".join(chr(id_) for id_ in ids if id_ <= LAST_CHARACTER)
+
+
+class CharacterChat:
+    """What `agent.template.ChatTemplate` is for a model with a tokenizer."""
+
+    end_of_turn_id = END
+    special_tokens: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.tokenizer = CharacterTokenizer()
+
+    def opening_ids(self, system_text: str, user_text: str, reply_prefix: str) -> list[int]:
+        return [SYSTEM, *map(ord, system_text), END, *self.delta_ids(user_text, reply_prefix)]
+
+    def delta_ids(self, user_text: str, reply_prefix: str) -> list[int]:
+        return [USER, *map(ord, user_text), END, ASSISTANT, *map(ord, reply_prefix)]
+
+    def closing_ids(self) -> list[int]:
+        return [END]
+
+
+def messages_of(ids: Sequence[int]) -> list[dict[str, str]]:
+    """The messages that tokens of a `CharacterChat` stand for; the last one is the opening of the reply."""
+    messages: list[dict[str, str]] = []
+    for id_ in ids:
+        if id_ in ROLES:
+            messages.append({"role": ROLES[id_], "content": ""})
+            text: list[str] = []
+        elif id_ <= LAST_CHARACTER:
+            text.append(chr(id_))
+        if id_ == END:
+            messages[-1]["content"] = "".join(text)
+    messages[-1]["content"] = "".join(text)
+    return messages
+
+
+# --- one request --------------------------------------------------------------------------------------------------
+
+
+class Refused(RunFailed):
+    """The server will not do this, however often it is asked."""
+
+    def __init__(self, status: int, text: str):
+        super().__init__(text)
+        self.status = status
+
+
+class Unanswered(RunFailed):
+    """No answer to this request within the patience, while others got theirs."""
+
+
+class ServerGone(RunFailed):
+    """No answer to any request within the patience."""
+
+
+class BudgetSpent(RunFailed):
+    """The requests or tokens that were allowed are used up."""
+
+
+class Stopped(RunFailed):
+    """The evaluation is being stopped."""
+
+
+@dataclass
+class Budget:
+    """What may be used, and what was; None is no limit. Requests count when the server has answered them."""
+
+    max_requests: int | None = None
+    max_tokens: int | None = None  # of prompts and replies
+    num_requests: int = 0
+    num_tokens: int = 0
+    lock: Any = field(default_factory=threading.Lock, repr=False)
+
+    def check(self) -> None:
+        for used, limit, what in (
+            (self.num_requests, self.max_requests, "requests"),
+            (self.num_tokens, self.max_tokens, "tokens"),
+        ):
+            if limit is not None and used >= limit:
+                raise BudgetSpent(f"{limit} {what} are used up")
+
+    def spend(self, requests: int = 0, tokens: int = 0) -> None:
+        with self.lock:
+            self.num_requests += requests
+            self.num_tokens += tokens
+
+
+class Client:
+    """Posts JSON, and does so again after errors that pass: with growing, jittered pauses, or as long as told to."""
+
+    def __init__(
+        self,
+        base: str,
+        key: str = "",
+        patience_s: float = 600.0,
+        timeout_s: float = 600.0,
+        budget: Budget | None = None,
+        note: Callable[[str], None] = lambda text: None,
+        jitter: Callable[[], float] = random.random,
+    ):
+        self.base, self.key = base.rstrip("/"), key
+        self.patience_s, self.timeout_s = patience_s, timeout_s
+        self.budget = Budget() if budget is None else budget
+        self.note, self.jitter = note, jitter
+        self.stopping = threading.Event()
+        self.num_retries = 0
+        self._told, self._last_answer = False, 0.0
+        self._opener = _opener(self.base)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer. Raises `Refused`, `Unanswered`, `ServerGone`, `BudgetSpent` or `Stopped`."""
+        first_failure, attempt = None, 0
+        while True:
+            if self.stopping.is_set():
+                raise Stopped("stopped")
+            self.budget.check()
+            try:
+                answer = self._once(path, body)
+            except _Passing as trouble:
+                now = time.monotonic()
+                first_failure = now if first_failure is None else first_failure
+                pause = max(self._pause(attempt), trouble.retry_after or 0.0)
+                if now + pause > first_failure + self.patience_s:
+                    kind = Unanswered if self._last_answer > first_failure else ServerGone
+                    raise kind(f"{self.base}: {trouble} (tried for {self.patience_s:g} s)") from None
+                self._tell(trouble)
+                attempt += 1
+                self.num_retries += 1
+                if self.stopping.wait(pause):
+                    raise Stopped("stopped") from None
+                continue
+            self._told, self._last_answer = False, time.monotonic()
+            return answer
+
+    def _pause(self, attempt: int) -> float:
+        """Half of it is certain, half of it is chance: clients that failed together do not come back together."""
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt) * (0.5 + 0.5 * self.jitter())
+
+    def _tell(self, trouble: "_Passing") -> None:
+        """One line an outage, not one a request."""
+        if not self._told:
+            self._told = True
+            self.note(f"{self.base}: {trouble}; waiting, for up to {self.patience_s:g} s")
+
+    def _once(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json", "User-Agent": "ragen"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        request = urllib.request.Request(self.base + path, json.dumps(body).encode(), headers)
+        try:
+            with self._opener.open(request, timeout=self.timeout_s) as response:
+                content = response.read()
+        except urllib.error.HTTPError as error:
+            self.budget.spend(requests=1)
+            raise _of_status(error) from None
+        except (urllib.error.URLError, HTTPException, OSError) as error:
+            raise _Passing(f"no connection: {getattr(error, 'reason', error) or type(error).__name__}") from None
+        self.budget.spend(requests=1)
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            raise _Passing("an answer that is no JSON") from None
+        if not isinstance(answer, dict):
+            raise _Passing("an answer that is no JSON object")
+        return answer
+
+
+class _Passing(Exception):
+    """An error that may be gone the next time."""
+
+    def __init__(self, text: str, retry_after: float | None = None):
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
+def _of_status(error: urllib.error.HTTPError) -> Exception:
+    with error:
+        text = _error_text(error.read().decode(errors="replace"))
+    said = f"HTTP {error.code}{f': {text}' if text else ''}"
+    if error.code in RETRIED and "insufficient_quota" not in text:
+        return _Passing(said, retry_after(error.headers.get("Retry-After"), time.time()))
+    return Refused(error.code, said)
+
+
+def retry_after(header: str | None, now: float) -> float | None:
+    """The seconds that a server asks to wait: a number, or a date."""
+    if not header:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
+    except (ValueError, TypeError):
+        return None
+
+
+def _error_text(content: str) -> str:
+    """The message of an OpenAI error object, its code included, or the beginning of whatever came."""
+    try:
+        error = json.loads(content)["error"]
+    except (ValueError, KeyError, TypeError):
+        return " ".join(content.split())[:300]
+    if not isinstance(error, dict):
+        return str(error)[:300]
+    return " ".join(str(error[key]) for key in ("message", "code") if error.get(key))[:500]
+
+
+def _opener(base: str) -> urllib.request.OpenerDirector:
+    """A proxy of the environment does not lead to this machine itself."""
+    host = urllib.parse.urlsplit(base).hostname
+    if host in ("localhost", "127.0.0.1", "::1"):
+        return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return urllib.request.build_opener()
+
+
+# --- the engine ---------------------------------------------------------------------------------------------------
+
+
+class ServedConversation(Conversation, Protocol):
+    """A conversation that can also end without a reply."""
+
+    def fail(self, reason: str) -> None:
+        """It could not be carried to its end."""
+
+    def cut(self) -> None:
+        """The last prompt was longer than the context allows."""
+
+    def count(self, num_tokens: int | None) -> None:
+        """How many tokens the reply has that is handed over next, as the server counts."""
+
+
+class ServerEngine:
+    """Carries conversations in so many threads; each waits for its own replies."""
+
+    def __init__(self, client: Client, model: str, max_prompt_tokens: int, concurrency: int = 16, prefill: bool = True):
+        self.client, self.model = client, model
+        self.max_prompt_tokens, self.concurrency = max_prompt_tokens, concurrency
+        self.prefill, self.stops, self.limit_name = prefill, True, "max_tokens"
+        self.was_refused: list[str] = []  # what the server would not do, in words
+        self.num_left = 0  # conversations that the budget did not allow
+        self._has_answered = False
+        self._lock = threading.Lock()
+
+    def run(
+        self,
+        conversations: Sequence[ServedConversation],
+        sampling: Sampling,
+        on_finished: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        waiting: SimpleQueue[ServedConversation] = SimpleQueue()
+        for conversation in conversations:
+            waiting.put(conversation)
+        ended: SimpleQueue[BaseException | None] = SimpleQueue()
+        self.client.stopping.clear()
+        threads = [
+            threading.Thread(target=self._work, args=(waiting, ended, sampling), daemon=True)
+            for _ in range(min(self.concurrency, len(conversations)))
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for _ in range(len(conversations)):
+                trouble = ended.get()
+                if isinstance(trouble, BudgetSpent):
+                    self.num_left += 1
+                elif trouble is not None:
+                    raise trouble
+                else:
+                    on_finished(1)
+        finally:
+            self.client.stopping.set()
+
+    def _work(self, waiting: SimpleQueue, ended: SimpleQueue, sampling: Sampling) -> None:
+        while True:
+            try:
+                conversation = waiting.get_nowait()
+            except Empty:
+                return
+            try:
+                self._carry(conversation, sampling)
+                ended.put(None)
+            except Stopped:
+                return
+            except BaseException as error:  # the main thread decides what becomes of it
+                ended.put(error)
+
+    def _carry(self, conversation: ServedConversation, sampling: Sampling) -> None:
+        held: list[int] = []
+        while (prompt := conversation.prompt()) is not None:
+            held = [*held, *prompt.ids] if prompt.continues else list(prompt.ids)
+            try:
+                answer = self._ask(held, prompt, sampling)
+            except Unanswered as error:
+                return conversation.fail(str(error))
+            except Refused as error:
+                if any(words in str(error).lower() for words in TOO_LONG):
+                    return conversation.cut()
+                self._stop_if_hopeless(error)
+                return conversation.fail(str(error))
+            usage = answer.get("usage") or {}
+            self.client.budget.spend(tokens=usage.get("total_tokens") or 0)
+            if (usage.get("prompt_tokens") or 0) > self.max_prompt_tokens:
+                return conversation.cut()
+            try:
+                reply = self._read(answer, messages_of(held)[-1]["content"], sampling)
+            except _Unusable as error:
+                return conversation.fail(str(error))
+            conversation.count(usage.get("completion_tokens"))
+            conversation.take(reply)
+            held += reply.ids
+        return None
+
+    def _stop_if_hopeless(self, error: Refused) -> None:
+        """What no other conversation would be spared either."""
+        if error.status in WRONG_KEY:
+            raise ConfigError(f"{self.client.base} refuses the key: {error}; see --api-key-env") from error
+        if error.status == 404 or not self._has_answered:
+            raise ConfigError(f"{self.client.base} refuses the request for model {self.model}: {error}") from error
+
+    def _ask(self, held: Sequence[int], prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+        """The server's answer; what it refuses for good is left out from then on."""
+        while True:
+            features = (self.prefill, self.stops, self.limit_name)
+            try:
+                answer = self.client.post("/chat/completions", self._body(held, prompt, sampling, features))
+                self._has_answered = True
+                return answer
+            except Refused as error:
+                if error.status not in (400, 422) or not self._do_without(error, features):
+                    raise
+
+    def _body(
+        self, held: Sequence[int], prompt: Prompt, sampling: Sampling, features: tuple[bool, bool, str]
+    ) -> dict[str, Any]:
+        prefill, stops, limit_name = features
+        messages = messages_of(held)
+        body = {
+            "model": self.model,
+            "messages": messages if prefill else messages[:-1],
+            limit_name: sampling.max_tokens,
+            "temperature": 0.0 if sampling.greedy else sampling.temperature,
+            "top_p": 1.0 if sampling.greedy else sampling.top_p,
+            "seed": prompt.draw_key - (1 << 64) if prompt.draw_key >= 1 << 63 else prompt.draw_key,
+        }
+        if sampling.top_k >= 1 and not sampling.greedy:
+            body["top_k"] = sampling.top_k
+        if prefill:
+            body |= PREFILL_FIELDS
+        if sampling.stop_at_answer and stops:
+            body |= STOP_FIELDS
+        return body
+
+    def _do_without(self, error: Refused, tried: tuple[bool, bool, str]) -> bool:
+        """Give up what the message names, or else all that not every server knows. False: nothing is left."""
+        said = str(error).lower()
+        if any(words in said for words in TOO_LONG):
+            return False
+        with self._lock:
+            if tried != (self.prefill, self.stops, self.limit_name):
+                return True  # another thread has done so already
+            if "max_completion_tokens" in said and self.limit_name == "max_tokens":
+                self.limit_name = "max_completion_tokens"
+                return True
+            named = [any(word in said for word in words) for words in (PREFILL_WORDS, STOP_WORDS)]
+            without_prefill = self.prefill and (named[0] or not any(named))
+            without_stops = self.stops and (named[1] or not any(named))
+            if without_prefill:
+                self.prefill = False
+                self.was_refused.append("prefill")
+            if without_stops:
+                self.stops = False
+                self.was_refused.append("stop text")
+            return without_prefill or without_stops
+
+    def _read(self, answer: Mapping[str, Any], opening: str, sampling: Sampling) -> Sampled:
+        """The reply as characters, and why it ended."""
+        choice = (answer.get("choices") or [{}])[0]
+        text, reason = (choice.get("message") or {}).get("content"), choice.get("finish_reason")
+        if reason not in ("stop", "length"):
+            raise _Unusable(f"a reply that ended by {reason}")
+        text = text or ""
+        if not self.prefill and text.lstrip().startswith(opening):
+            text = text.lstrip().removeprefix(opening)
+        stopped_by = "end_of_turn" if reason == "stop" else "length"
+        if sampling.stop_at_answer and ANSWER_END in text:
+            stopped_by = "answer"
+            if choice.get("stop_reason") != ANSWER_END:
+                text = text[: text.index(ANSWER_END) + len(ANSWER_END)]
+        ids = [*map(ord, text)] + [END] * (stopped_by == "end_of_turn")
+        ids = ids or [CUT]
+        return Sampled(tuple(ids), (0.0,) * len(ids), stopped_by)
+
+
+class _Unusable(Exception):
+    """An answer that is no reply."""

@@ -1,0 +1,194 @@
+"""What episodes amount to: success, pass@k, return, turns, tokens and invalid replies, each with a 95 % interval.
+
+    measured = measure(outcomes)
+    measured.success, measured.pass_at[16], measured.mean_return       # Estimate(value, low, high)
+    difference(outcomes_of_one, outcomes_of_other)                     # on the levels that both have played
+
+Samples of one level are no independent trials: what counts as one observation is a level. An episode that could not be
+played (a server that failed) is no outcome: it is counted elsewhere, and never as a zero.
+
+Pure Python.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import comb, sqrt
+from statistics import fmean, variance
+from typing import Any, NamedTuple
+
+from ragen.report.statistics import Difference, Interval, Z, paired_difference, wilson
+
+# Student's 97.5 % quantiles for 1, 2, … degrees of freedom; beyond them the formula is right to the second digit.
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+class Estimate(NamedTuple):
+    """A value and its 95 % interval; NaN-free: an interval that nothing is known of has no bounds."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One episode that was played to its end."""
+
+    seed: int  # the level
+    success: bool
+    score: float  # the environment's reward and the format penalties
+    num_turns: int
+    num_invalid: int  # turns whose reply was malformed, cut off, or named an invalid action or none
+    num_tokens: int | None  # sampled; None where a server did not say
+
+
+@dataclass(frozen=True)
+class Measured:
+    num_levels: int
+    num_episodes: int
+    success: Estimate
+    pass_at: dict[int, Estimate]
+    mean_return: Estimate
+    turns: Estimate
+    tokens: Estimate | None
+    invalid: Estimate
+
+
+def outcome_of(record: Mapping[str, Any]) -> Outcome:
+    """From a line of the JSON lines (`output.record_of`)."""
+    metadata, turns = record["metadata"], record["turns"]
+    tokens = [turn["num_tokens"] for turn in turns]
+    return Outcome(
+        seed=metadata["seed"],
+        success=metadata["success"],
+        score=metadata["total_reward"] + metadata["total_penalty"],
+        num_turns=len(turns),
+        num_invalid=sum(turn["is_invalid"] for turn in turns),
+        num_tokens=None if None in tokens else sum(tokens),
+    )
+
+
+def measure(outcomes: Sequence[Outcome]) -> Measured | None:
+    """All numbers of one model in one environment; None where nothing was played."""
+    if not outcomes:
+        return None
+    levels = by_level(outcomes)
+    tokens = [outcome.num_tokens for outcome in outcomes]
+    return Measured(
+        num_levels=len(levels),
+        num_episodes=len(outcomes),
+        success=rate([fmean(item.success for item in level) for level in levels.values()]),
+        pass_at={k: estimate for k in ks_of(levels) if (estimate := pass_rate(levels, k)) is not None},
+        mean_return=mean([fmean(item.score for item in level) for level in levels.values()]),
+        turns=mean([fmean(item.num_turns for item in level) for level in levels.values()]),
+        tokens=None
+        if None in tokens
+        else mean([fmean(item.num_tokens for item in level) for level in levels.values()]),
+        invalid=ratio(
+            [sum(item.num_invalid for item in level) for level in levels.values()],
+            [sum(item.num_turns for item in level) for level in levels.values()],
+        ),
+    )
+
+
+def by_level(outcomes: Sequence[Outcome]) -> dict[int, list[Outcome]]:
+    levels: dict[int, list[Outcome]] = {}
+    for outcome in outcomes:
+        levels.setdefault(outcome.seed, []).append(outcome)
+    return levels
+
+
+# --- pass@k -------------------------------------------------------------------------------------------------------
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """How likely at least one of k samples succeeds, from n samples of which c did: 1 - C(n - c, k) / C(n, k).
+
+    The unbiased estimator of Chen et al. (2021): the share of all choices of k samples that hold a success.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    if not 1 <= k <= num_samples or not 0 <= num_correct <= num_samples:
+        raise ValueError(f"pass@{k} of {num_correct} successes among {num_samples} samples")
+    return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
+
+
+def ks_of(levels: Mapping[int, Sequence[Outcome]]) -> list[int]:
+    """1, 2, 4, … and the number of samples that most levels have."""
+    ((most, _),) = Counter(len(level) for level in levels.values()).most_common(1)
+    return sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
+
+
+def pass_rate(levels: Mapping[int, Sequence[Outcome]], k: int) -> Estimate | None:
+    """Over the levels that have k samples; None where none has."""
+    values = [
+        pass_at_k(len(level), sum(item.success for item in level), k) for level in levels.values() if len(level) >= k
+    ]
+    return rate(values) if values else None
+
+
+# --- intervals ----------------------------------------------------------------------------------------------------
+
+
+def rate(values: Sequence[float]) -> Estimate:
+    """The mean of numbers between 0 and 1, one for each level, with Wilson's interval.
+
+    The number of trials is that of independent ones which would spread as the levels do: with one sample a level it
+    is the number of levels, with several it is more, but never more than levels that differ allow.
+    """
+    num, value = len(values), fmean(values)
+    spread = variance(values) / num if num > 1 else 0.0
+    trials = num if spread == 0.0 else max(num, round(value * (1 - value) / spread))
+    return Estimate(value, *wilson(min(max(value, 0.0), 1.0) * trials, trials))
+
+
+def mean(values: Sequence[float]) -> Estimate:
+    """The mean of one number for each level, with Student's interval; no bounds for a single level."""
+    num, value = len(values), fmean(values)
+    if num < 2:
+        return Estimate(value, None, None)
+    reach = quantile(num - 1) * sqrt(variance(values) / num)
+    return Estimate(value, value - reach, value + reach)
+
+
+def ratio(parts: Sequence[int], wholes: Sequence[int]) -> Estimate:
+    """A share, such as invalid replies of all replies, whose parts come in levels of different size."""
+    num, whole = len(parts), sum(wholes)
+    value = sum(parts) / whole
+    if num < 2:
+        return Estimate(value, None, None)
+    rests = [part - value * size for part, size in zip(parts, wholes, strict=True)]
+    spread = num * sum(rest * rest for rest in rests) / (num - 1) / whole**2
+    if spread == 0.0:
+        return Estimate(value, *wilson(value * num, num))
+    reach = quantile(num - 1) * sqrt(spread)
+    return Estimate(value, max(0.0, value - reach), min(1.0, value + reach))
+
+
+def quantile(degrees: int) -> float:
+    """Student's 97.5 % quantile."""
+    return T[degrees - 1] if degrees <= len(T) else Z + 2.4 / degrees
+
+
+# --- differences --------------------------------------------------------------------------------------------------
+
+
+def difference(before: Sequence[Outcome], after: Sequence[Outcome]) -> Difference | None:
+    """How much success differs on the levels that both have played; None where there are none.
+
+    With one sample for each level this is `statistics.paired_difference`; with several, Student's interval of the
+    differences of the levels' rates.
+    """
+    old, new = by_level(before), by_level(after)
+    shared = sorted(old.keys() & new.keys())
+    if not shared:
+        return None
+    if all(len(old[seed]) == len(new[seed]) == 1 for seed in shared):
+        return paired_difference([old[seed][0].success for seed in shared], [new[seed][0].success for seed in shared])
+    changes = [fmean(x.success for x in new[seed]) - fmean(x.success for x in old[seed]) for seed in shared]
+    estimate = mean(changes)
+    unknown = estimate.low is None or len(set(changes)) == 1
+    bounds = Interval(-1.0, 1.0) if unknown else Interval(max(-1.0, estimate.low), min(1.0, estimate.high))
+    return Difference(estimate.value, *bounds, num_levels=len(shared))

@@ -1,0 +1,361 @@
+"""LoRA: a frozen model, and two thin matrices beside each of its linear layers that are trained in its place.
+
+    add_adapters(model, rank=64, alpha=32)       # y = W x + alpha / rank * B A x; only A and B can be trained now
+    with adapters_off(model):                    # the model is its base
+        …
+    reference = BaseModel(model)                 # the same as a model of its own, without a second set of weights
+    merged_state(model)                          # W + alpha / rank * B A, under Hugging Face's names
+    save_adapter(model, folder, "Qwen/Qwen2.5-0.5B")     # as peft does: peft.PeftModel.from_pretrained opens it
+    load_adapter(model, folder)                  # ours or peft's
+    merge_adapters(model)                        # in place: an ordinary model again
+
+A starts as peft's does and B at zero: before anything is learnt the model is its base. Adapters are those of Hugging
+Face's layers, so q, k and v have three, though the decoder computes them as one matrix; there the A lie above each
+other in one parameter, and so do the B. Random numbers depend on the seed and the layer's name alone, so every worker
+has the same. Other than in peft there is no dropout: what is sampled and what is trained must be one policy.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ragen.counter import bits
+from ragen.model.decoder import Attend, Decoder, Shape, linear_layers, to_huggingface
+from ragen.typed import ConfigError
+
+ALL_LINEAR = "all-linear"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's file names
+_PREFIX = "base_model.model."  # of peft's names for weights
+
+
+class Linear(NamedTuple):
+    """A linear layer of the model, and which of its rows are which layer of Hugging Face's."""
+
+    name: str
+    module: nn.Linear
+    rows: dict[str, int]  # Hugging Face's name -> number of rows
+
+
+class Adapter(nn.Module):
+    """What is added to the output of one linear layer: nothing to the rows of layers that are not meant."""
+
+    def __init__(self, linear: Linear, wanted: Sequence[str], rank: int, scaling: float, seed: int):
+        super().__init__()
+        self.rows, self.wanted, self.rank, self.scaling = linear.rows, tuple(wanted), rank, scaling
+        self.on = True
+        weight = linear.module.weight
+        self.A = nn.Parameter(torch.cat([_first_a(name, rank, weight.shape[1], seed) for name in wanted]).to(weight))
+        num_rows = sum(self.rows[name] for name in wanted)
+        self.B = nn.Parameter(torch.zeros(num_rows, rank, dtype=weight.dtype, device=weight.device))
+        self.hook = linear.module.register_forward_hook(self.add)
+
+    def add(self, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        """The layer's output with what the adapter adds."""
+        if not self.on:
+            return output
+        lows = F.linear(inputs[0].flatten(0, -2), self.A).chunk(len(self.wanted), dim=-1)
+        pairs = dict(zip(self.wanted, zip(lows, self._highs(), strict=True), strict=True))
+        parts = [
+            self._with(part, *pairs[name]) if name in pairs else part
+            for name, part in zip(self.rows, output.flatten(0, -2).split([*self.rows.values()], dim=-1), strict=True)
+        ]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)).view_as(output)
+
+    def _with(self, part: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        return torch.addmm(part, low, high.t(), alpha=self.scaling)
+
+    def pairs(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """A [rank, inputs] and B [outputs, rank] of each of Hugging Face's layers; views."""
+        return dict(zip(self.wanted, zip(self.A.chunk(len(self.wanted)), self._highs(), strict=True), strict=True))
+
+    def _highs(self) -> tuple[Tensor, ...]:
+        return self.B.split([self.rows[name] for name in self.wanted])
+
+
+class Adapters(nn.ModuleDict):
+    """All adapters of a model, by the name of the layer, and what they were made from."""
+
+    def __init__(self, adapters: Mapping[str, Adapter], rank: int, alpha: int):
+        super().__init__({name.replace(".", "/"): adapter for name, adapter in adapters.items()})
+        self.rank, self.alpha = rank, alpha
+
+    def pairs(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return {name: pair for adapter in self.values() for name, pair in adapter.pairs().items()}
+
+    def deltas(self) -> Iterator[tuple[str, Tensor]]:
+        """What each weight of Hugging Face's gains, in float32."""
+        with torch.no_grad():
+            for name, (a, b) in self.pairs().items():
+                yield f"{name}.weight", self.alpha / self.rank * (b.float() @ a.float())
+
+
+def _first_a(name: str, rank: int, num_inputs: int, seed: int) -> Tensor:
+    """Kaiming-uniform with a = √5, as peft and every linear layer of torch have it: within ±1/√inputs."""
+    generator = torch.Generator().manual_seed(bits("adapter", seed, name, num_bits=64) >> 1)
+    values = torch.empty(rank, num_inputs)
+    return nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
+
+
+# --- adding, switching, merging -----------------------------------------------------------------------------------
+
+
+def add_adapters(
+    model: Any, rank: int, alpha: int, target_modules: str | Sequence[str] = ALL_LINEAR, seed: int = 0
+) -> None:
+    """Freeze the model and give its linear layers adapters.
+
+    `target_modules` are Hugging Face's names or the ends of them, as a list or with commas: `q_proj,v_proj`.
+    `all-linear` is every linear layer but the one that gives the logits.
+    """
+    if has_adapters(model):
+        raise ValueError("the model has adapters already: merge_adapters makes it an ordinary model first")
+    if rank < 1:
+        raise ConfigError(f"rank={rank}: adapters need a rank of at least 1")
+    linears = _linears(model)
+    names = _wanted_names(target_modules, linears)
+    model.requires_grad_(False)
+    adapters = {}
+    for linear in linears:
+        wanted = [name for name in linear.rows if name in names]
+        if wanted:
+            adapters[linear.name] = Adapter(linear, wanted, rank, alpha / rank, seed)
+    model.adapters = Adapters(adapters, rank, alpha)
+
+
+def has_adapters(model: Any) -> bool:
+    return isinstance(getattr(model, "adapters", None), Adapters)
+
+
+@contextmanager
+def adapters_off(model: Any) -> Iterator[None]:
+    """For as long as this lasts the model is its base."""
+    adapters = _adapters(model)
+    before = [adapter.on for adapter in adapters.values()]
+    try:
+        for adapter in adapters.values():
+            adapter.on = False
+        yield
+    finally:
+        for adapter, on in zip(adapters.values(), before, strict=True):
+            adapter.on = on
+
+
+class BaseModel:
+    """A model with its adapters off, as a model of its own."""
+
+    def __init__(self, model: Any):
+        _adapters(model)
+        self.model = model
+
+    @property
+    def shape(self) -> Shape:
+        return self.model.shape
+
+    @torch.no_grad()
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        with adapters_off(self.model):
+            return self.model.hidden(ids, positions, attend, rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden)  # this layer has no adapter
+
+
+def merged_state(model: Any) -> dict[str, Tensor]:
+    """The weights of the ordinary model that computes the same, under Hugging Face's names and in the model's type.
+
+    The model stays as it is; weights without an adapter are its own, not copies.
+    """
+    state = base_state(model)
+    for name, delta in _adapters(model).deltas():
+        state[name] = (state[name].float() + delta).to(state[name].dtype)
+    return state
+
+
+def merge_adapters(model: Any) -> None:
+    """Make it an ordinary model, which computes the same and can be trained in full."""
+    adapters, state = _adapters(model), base_state(model)
+    for name, delta in adapters.deltas():
+        state[name].copy_(state[name].float() + delta)
+    for adapter in adapters.values():
+        adapter.hook.remove()
+    del model.adapters
+    model.requires_grad_(True)
+
+
+def base_state(model: Any) -> dict[str, Tensor]:
+    """The frozen weights under Hugging Face's names; nothing is copied."""
+    return to_huggingface(model) if isinstance(model, Decoder) else model.module.state_dict()
+
+
+def _adapters(model: Any) -> Adapters:
+    if not has_adapters(model):
+        raise ValueError("the model has no adapters: call add_adapters or load_adapter first")
+    return model.adapters
+
+
+def _linears(model: Any) -> list[Linear]:
+    if isinstance(model, Decoder):
+        return [Linear(*layer) for layer in linear_layers(model)]
+    head = model.module.get_output_embeddings()
+    return [
+        Linear(name, module, {name: module.weight.shape[0]})
+        for name, module in model.module.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    ]
+
+
+def _wanted_names(target_modules: str | Sequence[str], linears: Sequence[Linear]) -> set[str]:
+    """Hugging Face's names of the layers that are meant."""
+    there = [name for linear in linears for name in linear.rows]
+    if not there:
+        raise ConfigError(
+            "LoRA: this model has no linear layers besides the one that gives the logits; train it in full"
+        )
+    if target_modules == ALL_LINEAR:
+        return set(there)
+    parts = target_modules.split(",") if isinstance(target_modules, str) else target_modules
+    wanted = [part.strip() for part in parts if part.strip()]
+    found = {end: [name for name in there if f".{name}".endswith(f".{end}")] for end in wanted}
+    unknown = [end for end, names in found.items() if not names]
+    if unknown or not wanted:
+        what = f"no linear layer is called {', '.join(unknown)}" if unknown else "names no linear layer"
+        raise ConfigError(
+            f"target_modules={_shown(target_modules)}: {what}. There are "
+            f"{', '.join(dict.fromkeys(map(_last, there)))}; {ALL_LINEAR} stands for all of them"
+        )
+    return {name for names in found.values() for name in names}
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _shown(target_modules: str | Sequence[str]) -> str:
+    return target_modules if isinstance(target_modules, str) else ",".join(target_modules)
+
+
+# --- on disk ------------------------------------------------------------------------------------------------------
+
+
+def adapter_state(model: Any) -> dict[str, Tensor]:
+    """A and B under peft's names; views."""
+    state = {}
+    for name, (a, b) in _adapters(model).pairs().items():
+        state |= {f"{_PREFIX}{name}.lora_A.weight": a.detach(), f"{_PREFIX}{name}.lora_B.weight": b.detach()}
+    return state
+
+
+def adapter_config(model: Any, base_model_name: str) -> dict[str, Any]:
+    """The content of `adapter_config.json`."""
+    adapters = _adapters(model)
+    names = set(adapters.pairs())
+    ends = {_last(name) for name in names}
+    says_it = names == {name for linear in _linears(model) for name in linear.rows if _last(name) in ends}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model_name,
+        "inference_mode": True,
+        "r": adapters.rank,
+        "lora_alpha": adapters.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted(ends if says_it else names),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+    }
+
+
+def save_adapter(model: Any, folder: str | Path, base_model_name: str) -> None:
+    """Write the adapter as peft does."""
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(adapter_config(model, base_model_name), indent=2), encoding="utf-8")
+    # Their layers are rows of ours: safetensors wants each to have memory of its own.
+    state = {name: weight.clone().contiguous() for name, weight in adapter_state(model).items()}
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def load_adapter(model: Any, folder: str | Path) -> None:
+    """Fill the model's adapters from a folder, ours or peft's; a model without adapters gets them."""
+    from safetensors.torch import load_file
+
+    settings = read_config(folder)
+    if not has_adapters(model):
+        add_adapters(model, settings["r"], settings["lora_alpha"], settings["target_modules"])
+    check_settings(model, settings, folder)
+    state = load_file(Path(folder) / WEIGHTS)
+    check_shapes(model, {name: tuple(weight.shape) for name, weight in state.items()}, folder)
+    fill_adapters(model, state)
+
+
+def fill_adapters(model: Any, state: Mapping[str, Tensor]) -> None:
+    """Copy what `adapter_state` lists into the model."""
+    for name, weight in adapter_state(model).items():
+        weight.copy_(state[name])
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """The settings of a stored adapter; what this module cannot compute is refused."""
+    path = Path(folder) / CONFIG
+    if not path.exists():
+        raise ConfigError(f"{folder} holds no adapter: it has no {CONFIG}")
+    try:
+        settings = json.loads(path.read_bytes())
+        kind, wanted = settings["peft_type"], {key: settings[key] for key in ("r", "lora_alpha", "target_modules")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no adapter's config ({type(error).__name__}: {error})") from None
+    unknown = [f"{key}={settings[key]}" for key in _MUST_BE_EMPTY if settings.get(key)]
+    if kind != "LORA" or settings.get("bias", "none") != "none" or unknown:
+        reason = f"peft_type {kind}, bias {settings.get('bias', 'none')}" if not unknown else ", ".join(unknown)
+        raise ConfigError(
+            f"{path}: only plain LoRA can be read, not {reason}; merge it with peft, and give that folder"
+        )
+    return settings | wanted
+
+
+_MUST_BE_EMPTY = (
+    "use_rslora",
+    "use_dora",
+    "use_qalora",
+    "use_bdlora",
+    "lora_bias",
+    "fan_in_fan_out",
+    "modules_to_save",
+    "exclude_modules",
+    "layers_to_transform",
+    "rank_pattern",
+    "alpha_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+    "layer_replication",
+)
+
+
+def check_settings(model: Any, settings: Mapping[str, Any], folder: str | Path) -> None:
+    """That a stored adapter has the rank and the scaling of the model's."""
+    adapters = _adapters(model)
+    for key, here in (("r", adapters.rank), ("lora_alpha", adapters.alpha)):
+        if settings[key] != here:
+            raise ConfigError(f"the adapter in {folder} has {key}={settings[key]}, and the model's has {here}")
+
+
+def check_shapes(model: Any, found: Mapping[str, tuple[int, ...]], folder: str | Path) -> None:
+    """That a stored adapter is one of this model."""
+    wanted = {name: tuple(weight.shape) for name, weight in adapter_state(model).items()}
+    for name in [*wanted, *found]:
+        there, here = found.get(name), wanted.get(name)
+        if there != here:
+            words = ["nothing" if shape is None else " x ".join(map(str, shape)) for shape in (there, here)]
+            raise ConfigError(
+                f"the adapter in {folder} is of another model: {name} is {words[0]} there and {words[1]} here"
+            )

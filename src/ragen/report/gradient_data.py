@@ -1,0 +1,311 @@
+"""What a gradient analysis has left in a run folder, or at W&B, in the shape that tables and pictures need.
+
+    source = from_folder("model_saving/gradient_analysis/sokoban/PPO/filter/…")
+    steps(source)                                   # [1, 51, 101]
+    analysis = at(source, 51)
+    analysis.buckets()                              # bucket_1, bucket_2, … by growing reward variance, after the filter
+    analysis.buckets(BEFORE)                        # the same of all groups; empty where that was not measured
+    analysis.buckets()[0].norm("task")
+    answer(analysis).sentence                       # does the task gradient grow with the reward variance?
+
+A number that was not measured, and one that is not finite, is None.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ragen.report.folder import RunFolder
+from ragen.report.numbers import short
+from ragen.typed import ConfigError
+
+TABLE = "grad_group_rv_table.jsonl"
+AFTER, BEFORE = "grad_norm", "grad_norm_prefilter"
+WHICH = {AFTER: "after the filter", BEFORE: "among all groups"}
+TERMS = ("task", "entropy", "kl")
+NAMES = {"task": "task", "entropy": "entropy", "kl": "KL"}
+LOSSES = ("policy", "entropy", "kl", "total")
+ALL = "all"
+KEY = "trainer.gradient_analysis_mode=True"
+GROWS = 1.5  # top bucket to bottom bucket: beyond it a term grows with the reward variance, below 1/1.5 it falls
+MOSTLY_NOISE = 2.0  # signal to noise below which more than half of a squared norm is noise
+AGREES = 0.6  # rank correlation that a trend needs
+
+_BUCKET = re.compile(r"bucket_(\d+)")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run: its name, one row of metrics a step, and the reward std of every group that was analysed."""
+
+    name: str
+    rows: Mapping[int, Mapping[str, Any]]
+    table: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Bucket:
+    name: str
+    values: Mapping[str, float]  # by the part of the metric's name after the bucket
+    reward_stds: tuple[float, ...] = ()  # of its groups
+    snr: float | None = None
+
+    def get(self, key: str) -> float | None:
+        return _finite(self.values.get(key))
+
+    def norm(self, term: str) -> float | None:
+        return self.get(term)
+
+    @property
+    def reward_std(self) -> float | None:
+        """The mean over its groups."""
+        return self.get("reward_std_mean")
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One step of one run."""
+
+    run: str
+    step: int
+    row: Mapping[str, Any]
+    table: Sequence[Mapping[str, Any]] = field(default_factory=list)
+
+    def buckets(self, prefix: str = AFTER) -> list[Bucket]:
+        """By growing reward variance; without `all`, and without those that hold nothing."""
+        names = {key.split("/")[1] for key in self.row if key.startswith(f"{prefix}/")}
+        numbered = sorted((int(match[1]), name) for name in names if (match := _BUCKET.fullmatch(name)))
+        found = [self._bucket(prefix, name) for _, name in numbered]
+        return [bucket for bucket in found if any(bucket.get(term) is not None for term in TERMS)]
+
+    def whole(self, prefix: str = AFTER) -> Bucket:
+        return self._bucket(prefix, ALL)
+
+    def terms(self, prefix: str = AFTER) -> list[str]:
+        """The terms that were differentiated."""
+        buckets = [*self.buckets(prefix), self.whole(prefix)]
+        return [term for term in TERMS if any(bucket.norm(term) is not None for bucket in buckets)]
+
+    def has(self, prefix: str) -> bool:
+        return bool(self.buckets(prefix))
+
+    def cosine(self, one: str, other: str, prefix: str = AFTER) -> float | None:
+        """Between the task gradients of two buckets."""
+        if one == other:
+            return 1.0
+        start = _beside("grad_cos", prefix)
+        pairs = (f"{start}/task/{one}/{other}", f"{start}/task/{other}/{one}")
+        return next((value for key in pairs if (value := _finite(self.row.get(key))) is not None), None)
+
+    def _bucket(self, prefix: str, name: str) -> Bucket:
+        start = f"{prefix}/{name}/"
+        values = {key.removeprefix(start): value for key, value in self.row.items() if key.startswith(start)}
+        stds = [
+            value
+            for row in self.table
+            if row.get("prefix", AFTER) == prefix and row.get("bucket") == name
+            if (value := _finite(row.get("reward_std"))) is not None
+        ]
+        snr = _finite(self.row.get(f"{_beside('grad_snr', prefix)}/{name}/task"))
+        return Bucket(name, values, tuple(stds), snr)
+
+
+def _beside(family: str, prefix: str) -> str:
+    return f"{family}{prefix.removeprefix(AFTER)}"
+
+
+def _finite(value: Any) -> float | None:
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if usable else None
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def from_folder(path: str | Path) -> Source:
+    folder = RunFolder(path)
+    if not folder.metrics_path.exists():
+        raise ConfigError(f"{folder} is no run folder, which has a {folder.metrics_path.name}")
+    rows = {row["step"]: row for row in folder.read_metrics().rows}
+    return Source(folder.path.resolve().name, rows, read_table(folder.path / TABLE))
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """The rows that can be read; a run that goes on may be writing the last one."""
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            found.append(row)
+    return found
+
+
+def from_wandb(path: str) -> Source:
+    """The history of a W&B run, `entity/project/run`; its summary where the history holds no analysis."""
+    if len([part for part in path.split("/") if part]) != 3:
+        raise ConfigError(f"--wandb-path {path}: takes entity/project/run")
+    try:
+        import wandb
+    except ImportError:
+        raise ConfigError("--wandb-path needs the package wandb: pip install wandb") from None
+    try:
+        run = wandb.Api().run(path)
+        source = Source(_plain_name(f"{run.name}_{run.id}"), _history(run.scan_history()))
+        return source if steps(source) else Source(source.name, _history([dict(run.summary)]))
+    except (wandb.Error, OSError, ValueError) as error:
+        raise ConfigError(f"--wandb-path {path}: {' '.join(str(error).split())}") from error
+
+
+def _history(rows: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """By step; lines of one step are one row."""
+    found: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        step = _finite(row.get("_step"))
+        if step is not None:
+            known = {key: value for key, value in row.items() if value is not None}
+            found.setdefault(int(step), {}).update(known)
+    return found
+
+
+def _plain_name(text: str) -> str:
+    return re.sub(r"[^\w.+-]+", "_", text).strip("_.") or "run"
+
+
+def steps(source: Source) -> list[int]:
+    """Where a bucket has a number that is not 0."""
+    return sorted(step for step, row in source.rows.items() if any(_counts(key, row[key]) for key in row))
+
+
+def _counts(key: str, value: Any) -> bool:
+    return key.startswith(f"{AFTER}/bucket_") and bool(_finite(value))
+
+
+def at(source: Source, step: int) -> Analysis:
+    table = [row for row in source.table if row.get("step") == step]
+    return Analysis(source.name, step, source.rows[step], table)
+
+
+def analyses(sources: Sequence[Source], wanted: Sequence[int] = ()) -> list[Analysis]:
+    """All analyses of these runs, or those of some steps; each step must be in one of the runs."""
+    known = {source.name: steps(source) for source in sources}
+    for name, found in known.items():
+        if not found:
+            raise ConfigError(f"{name} holds no gradient analysis: train with {KEY}")
+    missing = [step for step in wanted if not any(step in found for found in known.values())]
+    if missing:
+        there = "; ".join(f"{name}: {', '.join(map(str, found))}" for name, found in known.items())
+        raise ConfigError(f"--step {missing[0]}: no gradient analysis at that step. There are: {there}")
+    return [at(source, step) for source in sources for step in known[source.name] if not wanted or step in wanted]
+
+
+# --- the question -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How the norm of a term changes from the bucket of the lowest to that of the highest reward variance."""
+
+    term: str
+    bottom: float
+    top: float
+    correlation: float | None  # of ranks, over the buckets; None where either is constant
+
+    @property
+    def ratio(self) -> float:
+        return self.top / self.bottom if self.bottom else math.inf if self.top else 1.0
+
+    @property
+    def word(self) -> str:
+        if not self.bottom and not self.top:
+            return "is 0"
+        if self.correlation is not None and self.correlation >= AGREES and self.ratio >= GROWS:
+            return "grows"
+        if self.correlation is not None and self.correlation <= -AGREES and self.ratio <= 1 / GROWS:
+            return "falls"
+        return "stays flat" if 1 / GROWS < self.ratio < GROWS else "has no clear trend"
+
+    @property
+    def numbers(self) -> str:
+        if not self.bottom and not self.top:
+            return ""
+        times = "from 0" if math.isinf(self.ratio) else f"{self.ratio:.3g} times"
+        rank = "" if self.correlation is None else f", rank correlation {self.correlation:.2f}"
+        return f": its norm goes from {short(self.bottom)} to {short(self.top)} ({times}{rank})"
+
+
+@dataclass(frozen=True)
+class Answer:
+    trends: tuple[Trend, ...]
+    sentence: str
+
+
+def answer(analysis: Analysis, prefix: str = AFTER) -> Answer:
+    """Does the task gradient grow with the reward variance while KL and entropy stay flat?"""
+    known = [bucket for bucket in analysis.buckets(prefix) if bucket.reward_std is not None]
+    start = f"At step {analysis.step}, {WHICH[prefix]},"
+    if len(known) < 2:
+        return Answer((), f"{start} there are fewer than two buckets: nothing to compare.")
+    low, high = known[0].reward_std, known[-1].reward_std
+    trends = tuple(trend for term in TERMS if (trend := _trend(known, term)) is not None)
+    told = [f"the {NAMES[trend.term]} gradient {trend.word}{trend.numbers}" for trend in trends]
+    across = f"from {known[0].name} (reward std {short(low)}) to {known[-1].name} ({short(high)})"
+    return Answer(trends, f"{start} {across}, {'; '.join(told)}.{_verdict(trends)}{_caution(known)}")
+
+
+def _trend(buckets: Sequence[Bucket], term: str) -> Trend | None:
+    pairs = [(bucket.reward_std, norm) for bucket in buckets if (norm := bucket.norm(term)) is not None]
+    if len(pairs) < 2:
+        return None
+    return Trend(term, pairs[0][1], pairs[-1][1], rank_correlation(*zip(*pairs, strict=True)))
+
+
+def _verdict(trends: Sequence[Trend]) -> str:
+    words = {trend.term: trend.word for trend in trends}
+    others = [word for term, word in words.items() if term != "task"]
+    if "task" not in words or not others:
+        return ""
+    if words["task"] == "grows" and all(word in ("stays flat", "is 0") for word in others):
+        return " So the task gradient grows with the reward variance while the regularisers stay flat."
+    return " So it is not the case that only the task gradient grows with the reward variance."
+
+
+def _caution(buckets: Sequence[Bucket]) -> str:
+    """Noise has a norm too."""
+    known = [bucket for bucket in buckets if bucket.snr is not None]
+    noisy = [bucket.name for bucket in known if bucket.snr < MOSTLY_NOISE]
+    if not noisy:
+        return ""
+    if len(noisy) < len(known):
+        return (
+            f" Of these norms, those of {', '.join(noisy)} are mostly noise (signal to noise below {MOSTLY_NOISE:g})."
+        )
+    most = max(bucket.snr for bucket in known)
+    return (
+        f" But these norms are mostly noise, since signal to noise is {short(most)} at best: a larger "
+        "trainer.gradient_analysis_env_groups tells more."
+    )
+
+
+def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
+    """Spearman's, equal values sharing the mean of their ranks; None where either side is constant."""
+    x, y = _ranks(xs), _ranks(ys)
+    middle = (len(x) + 1) / 2
+    spread_x, spread_y = (sum((rank - middle) ** 2 for rank in ranks) for ranks in (x, y))
+    if not spread_x or not spread_y:
+        return None
+    together = sum((a - middle) * (b - middle) for a, b in zip(x, y, strict=True))
+    return together / math.sqrt(spread_x * spread_y)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(values)
+    first = {value: order.index(value) + 1 for value in order}
+    last = {value: place for place, value in enumerate(order, start=1)}
+    return [(first[value] + last[value]) / 2 for value in values]

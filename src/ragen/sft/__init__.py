@@ -1,0 +1,1 @@
+"""Supervised fine-tuning: solvers show how it is done, a model learns to say the same."""

@@ -1,0 +1,57 @@
+"""A server that answers as it is told.
+
+with scripted_server(lambda body: (200, reply("Up"))) as server:
+    server.base, server.bodies
+"""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Scripted:
+    """An OpenAI-like server: `answer(body)` gives a status, a JSON body and headers."""
+
+    def __init__(self, answer, port=0):
+        self.answer, self.bodies, self.headers = answer, [], []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.bodies.append(body)
+                outer.headers.append(dict(self.headers))
+                status, content, *headers = outer.answer(body)
+                data = json.dumps(content).encode()
+                self.send_response(status)
+                for name, value in (headers[0] if headers else {}).items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args):
+                pass
+
+        self.web = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.base = f"http://127.0.0.1:{self.web.server_address[1]}/v1"
+
+
+@contextmanager
+def scripted_server(answer, port=0):
+    server = Scripted(answer, port)
+    thread = threading.Thread(target=server.web.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.web.shutdown()
+        server.web.server_close()
+
+
+def reply(text, finish="stop", usage=(20, 5), **more):
+    """The body of an ordinary answer."""
+    counts = {"prompt_tokens": usage[0], "completion_tokens": usage[1], "total_tokens": sum(usage)}
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish} | more
+    return {"choices": [choice], "usage": counts}

@@ -1,0 +1,157 @@
+"""The words of `ragen eval`: what is meant, and what is refused before anything is loaded."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ragen.cli import main
+from ragen.evaluate.command import EXAMPLES, parser, read
+from ragen.evaluate.models import LocalModel, ServerModel, local_model
+from ragen.evaluate.setting import settings
+from ragen.typed import ConfigError
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTED = re.findall(r"^\./ragen eval (.*)$", (ROOT / "docs/evaluation.md").read_text(), re.MULTILINE)
+SHOWN = re.findall(r"^  ragen eval (.*)$", EXAMPLES, re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", [*DOCUMENTED, *SHOWN])
+def test_documented_commands_say_what_they_would_do(line, capsys):
+    assert main(["eval", *shlex.split(line, comments=True), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("models: ") and "\nepisodes: " in out and "\noutput: results/" in out
+
+
+def test_commands_were_found():
+    assert len(DOCUMENTED) >= 10 and len(SHOWN) >= 4
+
+
+def test_a_dry_run_loads_nothing_heavy():
+    code = (
+        "import sys; from ragen.cli import main; main(['eval', 'pocket', '--dry-run']);"
+        "print([name for name in ('torch', 'transformers', 'ray') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "src", timeout=120)
+    assert run.stdout.splitlines()[-1] == "[]", run.stderr
+
+
+def resolved(line):
+    return settings(*read(parser().parse_intermixed_args(shlex.split(line))))
+
+
+def test_more_turns_lift_actions_and_context_and_say_so():
+    five, many = resolved("pocket --max-turns 5,25")
+    assert five.notes == [] and (five.max_turn, many.max_turn) == (5, 25)
+    assert many.config.custom_envs["SimpleSokoban"].max_actions_per_traj == 50
+    assert many.config.actor_rollout_ref.rollout.max_model_len == 5 * 1024
+    assert [note.split(": ")[1].split(" is ")[0] for note in many.notes] == [
+        "custom_envs.SimpleSokoban.max_actions_per_traj",
+        "actor_rollout_ref.rollout.max_model_len",
+    ]
+
+
+def test_what_is_given_is_not_lifted():
+    words = "custom_envs.SimpleSokoban.max_actions_per_traj=12 actor_rollout_ref.rollout.max_model_len=1500"
+    (setting,) = resolved(f"pocket --max-turns 25 {words}")
+    assert setting.config.custom_envs["SimpleSokoban"].max_actions_per_traj == 12
+    assert setting.config.actor_rollout_ref.rollout.max_model_len == 1500 and setting.notes == []
+
+
+def test_fewer_turns_lift_nothing():
+    (setting,) = resolved("pocket --max-turns 2")
+    assert setting.config.custom_envs["SimpleSokoban"].max_actions_per_traj == 10 and setting.notes == []
+
+
+def test_several_environments_share_the_levels():
+    (setting,) = resolved("pocket --env sokoban,frozenlake --episodes 5")
+    envs = setting.config.es_manager.val.env_configs
+    assert (envs.tags, envs.n_groups) == (["SimpleSokoban", "FrozenLake"], [3, 2])
+    assert setting.config.custom_envs["FrozenLake"].env_config["success_rate"] == 1.0
+
+
+def test_an_environment_brings_the_rules_that_it_is_trained_with():
+    (setting,) = resolved("Qwen/Qwen2.5-0.5B-Instruct --env bandit")
+    assert (setting.max_turn, setting.config.agent_proxy.max_actions_per_turn) == (1, 1)
+    (setting,) = resolved("Qwen/Qwen2.5-0.5B-Instruct --env SokobanV1")
+    assert setting.config.agent_proxy.max_actions_per_turn == 1
+    (setting,) = resolved("Qwen/Qwen2.5-0.5B-Instruct --env frozenlake")
+    assert setting.config.custom_envs["CoordFrozenLake"].env_config["success_rate"] == 1.0  # as recipe _3 has it
+
+
+def test_models_and_their_names(tmp_path):
+    words = "pocket --api-base http://127.0.0.1:8000/v1/ --api-model a --api-model b --api-key-env KEY"
+    wanted, _ = read(parser().parse_args(shlex.split(words)))
+    assert list(wanted.models) == [
+        LocalModel("pocket", "pocket"),
+        ServerModel("http://127.0.0.1:8000/v1", "a", "KEY"),
+        ServerModel("http://127.0.0.1:8000/v1", "b", "KEY"),
+    ]
+    assert wanted.models[1].label == "a @ 127.0.0.1:8000"
+    for name in ("x/model", "y/model"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").touch()
+    same = [str(tmp_path / "x/model"), str(tmp_path / "y/model")]
+    wanted, _ = read(parser().parse_args(same))
+    assert [model.label for model in wanted.models] == same
+
+
+def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
+    folder = tmp_path / "kl=0.1" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    wanted, words = read(parser().parse_args([str(folder), "seed.val=7"]))
+    assert wanted.models[0].name == str(folder) and words == ["seed.val=7"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "name a model"),
+        ("./nowhere", "no such folder"),
+        ("pocket pocket", "a model is named twice: pocket"),
+        ("pocket --env sokobann", "did you mean sokoban"),
+        ("pocket --env sokoban,SimpleSokoban", "named twice"),
+        ("pocket --env sokoban --config-name eval", "two starting points"),
+        ("pocket --env sokoban,bandit", "under different rules: max_turn is 5 for SimpleSokoban and 1 for Bandit"),
+        ("pocket --env sokoban,frozenlake --episodes 1", "need at least one level each"),
+        ("pocket --max-turns 5,x", "give numbers, such as 5 or 5,25"),
+        ("pocket --max-turns 0", "at least 1"),
+        ("pocket --max-turns 5,5", "different numbers"),
+        ("pocket --max-turns 5 agent_proxy.max_turn=5", "say the same thing"),
+        ("pocket --episodes 0", "--episodes 0: must be at least 1"),
+        ("pocket --episodes 5 es_manager.val.env_groups=5", "--episodes and es_manager.val.env_groups say the same"),
+        ("pocket --temperature -1", "must be 0 (greedy) or more"),
+        ("pocket --temperature nan", "must be 0 (greedy) or more"),
+        ("pocket --split vall", "must be one of train, val, test, sft"),
+        ("pocket --output x output.dir=y", "say the same thing"),
+        ("pocket output.filename=a/b", "its folder is output.dir"),
+        ("pocket output.keep_batch_keys=[ids]", "output.keep_batch_keys: there is no 'ids'"),
+        ("pocket output.fromat=pkl", "did you mean output.format?"),
+        ("--api-base http://x/v1", "belong together"),
+        ("--api-model m", "belong together"),
+        ("--api-base x/v1 --api-model m", "must begin with http:// or https://"),
+        ("pocket --concurrency 0", "--concurrency 0: must be at least 1"),
+        ("pocket --patience 0", "--patience 0: must be above 0"),
+    ],
+)
+def test_what_cannot_work_is_one_message(line, says, capsys):
+    assert main(["eval", *shlex.split(line), "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert says in err and "Traceback" not in err
+
+
+def test_an_empty_folder_is_no_model(tmp_path):
+    with pytest.raises(ConfigError, match="holds neither a Hugging Face model"):
+        local_model(str(tmp_path))
+    (tmp_path / "global_step_3" / "actor").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="saved without `model`"):
+        local_model(str(tmp_path / "global_step_3"))
+
+
+def test_a_log_of_nothing(tmp_path, capsys):
+    assert main(["eval", str(tmp_path / "x.log")]) == 2
+    assert "no experiment has written this log" in capsys.readouterr().err

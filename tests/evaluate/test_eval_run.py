@@ -1,0 +1,301 @@
+"""Whole evaluations with the embedded model: here, through a server, interrupted, and with a server that fails."""
+
+import json
+import re
+import threading
+import time
+from datetime import datetime
+
+import pytest
+from scripted import reply, scripted_server
+
+from ragen.cli import main
+from ragen.config.compose import resolve
+from ragen.engine.native.engine import NativeEngine
+from ragen.evaluate import run as running
+from ragen.evaluate.models import LocalModel, ServerModel, local_model
+from ragen.evaluate.output import read_lines
+from ragen.evaluate.progress import Progress
+from ragen.evaluate.run import Plan, ServerOptions, evaluate
+from ragen.evaluate.setting import Wanted, settings
+from ragen.evaluate.table import cells, headings, markdown_table, reference_of
+from ragen.model.load import find_model, load_model
+from ragen.model.lora import add_adapters
+from ragen.report.folder import RunFolder
+from ragen.serve.web import Server
+from ragen.train.checkpoint import CheckpointStore, Parts, part_of
+from ragen.train.validation import Validator, requests
+
+POCKET = LocalModel("pocket", "pocket")
+NOW = datetime(2026, 1, 2, 3, 4, 5)
+
+
+@pytest.fixture(autouse=True)
+def _loaded_once(pocket, monkeypatch):
+    monkeypatch.setattr("ragen.model.load.load_model", lambda source, device=None: pocket)
+
+
+def plan(folder, models=(POCKET,), words=(), server=None, **options):
+    wanted = Wanted(models, **{"environments": ["SimpleSokoban"], "episodes": 5, "samples": 1} | options)
+    words = ["agent_proxy.max_turn=3", f"output.dir={folder}", "output.append_timestamp=False", *words]
+    return Plan(wanted, settings(wanted, words), server or ServerOptions(), token_ids=True)
+
+
+def evaluated(folder, quiet=lambda text: None, **options):
+    return evaluate(plan(folder, **options), quiet, NOW)
+
+
+def talks(result):
+    """What was said and done, episode by episode."""
+    lines = read_lines(result.path)
+    return [(line["messages"], line["rewards"], [turn["actions"] for turn in line["turns"]]) for line in lines]
+
+
+# --- a model here -------------------------------------------------------------------------------------------------
+
+
+def test_success_is_that_of_a_validation(pocket, tmp_path):
+    """The same levels and draws as in a training run with this config."""
+    result = evaluated(tmp_path, temperature=0.5)
+    config = plan(tmp_path, temperature=0.5).settings[0].config
+    worlds = running.worlds_of(running.local_player(POCKET), config)
+    engine = NativeEngine(pocket.model, pocket.tokenizer, worlds["SimpleSokoban"].view.chat.end_of_turn_id)
+    metrics, groups = Validator(config, worlds).run(engine)
+    assert result.rows[0].measured.success.value == metrics["val-env/SimpleSokoban/success"]
+    assert [line["metadata"]["seed"] for line in read_lines(result.path)] == [group.seed for group in groups]
+    assert running.requests(config, "val") == requests(config)
+
+
+def test_what_is_written(tmp_path):
+    wanted = Wanted([POCKET], environments=["SimpleSokoban"], episodes=3, samples=2, max_turns=(2, 4))
+    words = [f"output.dir={tmp_path}", "output.filename=mine.pkl"]
+    result = evaluate(Plan(wanted, settings(wanted, words)), lambda text: None, NOW)
+    assert result.status == "finished"
+    assert result.path == tmp_path / "mine_20260102_030405.jsonl"
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".html", ".jsonl", ".md"]  # and no journal
+    lines = read_lines(result.path)
+    assert [line["custom_id"] for line in lines] == [f"traj_{number}" for number in range(12)]
+    assert [line["meta_info"]["max_turn"] for line in lines] == [2] * 6 + [4] * 6
+    assert [row.max_turn for row in result.rows] == [2, 4]
+    assert all(set(row.measured.pass_at) == {1, 2} for row in result.rows)
+    page = result.report.read_text()
+    assert page.count("<svg") == 1 and ">nan" not in page.lower()
+    assert "SimpleSokoban level" in page
+    table = (tmp_path / "mine_20260102_030405.md").read_text()
+    assert re.search(r"\| pocket \| 4 \| .* vs 2 turns \|", table)
+
+
+def test_rows_stand_between_random_and_optimal_play(tmp_path):
+    result = evaluated(tmp_path, models=(POCKET, LocalModel("pocket-blank", "blank")))
+    table = markdown_table(result.rows, "SimpleSokoban").splitlines()[4:]
+    assert [row.split(" | ")[0] for row in table] == ["| random play", "| pocket", "| blank", "| optimal play"]
+    assert "| 80.0 % |" in table[-1]  # one of the five levels takes more than six steps
+    first, second = result.rows
+    assert reference_of(first, result.rows) is None and reference_of(second, result.rows) is first
+    difference = dict(zip(headings(result.rows), cells(second, result.rows), strict=True))["difference"]
+    assert difference == "+0.0 [-28.0, +28.0], noise vs pocket"  # equal weights: 1.96 / 7 by Agresti and Min
+
+
+@pytest.mark.parametrize("rank", [0, 2], ids=["whole", "adapter"])
+def test_a_checkpoint_is_played_as_it_was_trained(tmp_path, monkeypatch, rank):
+    """Its own game, rules and levels, from the config of its run; newest first, and any by name."""
+    monkeypatch.undo()
+    run = tmp_path / "my-run"
+    words = ["sokoban", "model_path=pocket", "agent_proxy.max_turn=4", "es_manager.val.env_groups=3"]
+    RunFolder(run).write_config(resolve([*words, f"lora.rank={rank}"], environ={}).config)
+    trained = load_model(find_model("pocket"), "cpu")
+    if rank:
+        add_adapters(trained.model, rank, 2 * rank)
+    CheckpointStore(run, contents=["model"]).save(1, Parts(part_of(trained)))
+    assert (run / "global_step_1/actor/model.safetensors").exists() == (rank == 0)
+    found = local_model(str(run))
+    assert found.label == "my-run/global_step_1" and found.name == str(run / "global_step_1" / "actor")
+    assert local_model(str(run / "global_step_1")) == local_model(str(run / "global_step_1" / "actor")) == found
+    for environments in ([], ["sokoban"]):
+        (setting,) = settings(Wanted([found], environments=environments))
+        assert setting.config.es_manager.val.env_configs.tags == ["SimpleSokoban"]
+        assert (setting.max_turn, setting.config.es_manager.val.env_groups) == (4, 3)
+        assert setting.config.agent_proxy.prompt_style == "terse"
+    (setting,) = settings(Wanted([found], episodes=2, samples=5))
+    assert setting.config.es_manager.val.env_configs.n_groups == [2]
+    wanted = Wanted([found])
+    result = evaluate(Plan(wanted, settings(wanted, [f"output.dir={tmp_path}"])), lambda text: None)
+    assert result.status == "finished" and len(result.rows[0].outcomes) == 3
+
+
+# --- interrupted --------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_evaluation_goes_on_and_ends_the_same(tmp_path, monkeypatch):
+    options = {"temperature": 1.0, "episodes": 12}
+    whole = evaluated(tmp_path / "whole", **options)
+    advance = Progress.advance
+
+    def interrupted(self, count):
+        advance(self, count)
+        if self.done >= 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Progress, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(tmp_path / "parts", **options)
+    monkeypatch.setattr(Progress, "advance", advance)
+    (journal,) = (tmp_path / "parts").glob(".journal-*")
+    num_finished = len(journal.read_text().splitlines()) - 1
+    assert 2 <= num_finished < 12
+    journal.write_bytes(journal.read_bytes() + b'{"place": ["Simple')  # killed while it wrote
+    played = []
+    run = NativeEngine.run
+    monkeypatch.setattr(NativeEngine, "run", lambda self, some, *rest: played.extend(some) or run(self, some, *rest))
+    told = []
+    again = evaluated(tmp_path / "parts", told.append, **options)
+    assert len(played) == 12 - num_finished
+    assert any(f"{num_finished} episodes are in the journal already" in text for text in told)
+    assert again.path.read_bytes() == whole.path.read_bytes()
+    assert not list((tmp_path / "parts").glob(".journal-*"))
+
+
+def test_another_setting_has_another_journal(tmp_path):
+    def name(**options):
+        made = plan(tmp_path, **options)
+        identity = running._identity(made.wanted.models[0], made.settings[0], made.wanted.split, made.server)
+        return running.Journal(tmp_path, identity).path
+
+    same = name()
+    others = [
+        name(temperature=0.0), name(episodes=6), name(samples=2), name(words=["seed.val=9"]), name(split="test"),
+        name(models=(LocalModel("pocket-blank", "pocket"),)), name(words=["es_manager.format_penalty=-0.5"]),
+        name(words=["custom_envs.SimpleSokoban.max_actions_per_traj=7"]),
+    ]  # fmt: skip
+    assert name() == same and len({same, *others}) == 9
+    assert name(words=["output.filename=other.pkl", "trainer.test_freq=7"]) == same
+
+
+# --- through a server ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("temperature", "words"),
+    [(0.0, ()), (1.0, ()), (1.0, ("agent_proxy.context_window_mode=limited_multi_turn",
+                                  "agent_proxy.max_context_window=2"))],
+    ids=["greedy", "sampled", "window"],
+)  # fmt: skip
+def test_a_model_does_the_same_behind_our_server(pocket, tmp_path, temperature, words):
+    with Server(pocket, "pocket") as server:
+        there = evaluated(tmp_path / "there", models=(ServerModel(server.base, "pocket", "NO_KEY"),),
+                          temperature=temperature, words=words)  # fmt: skip
+    here = evaluated(tmp_path / "here", temperature=temperature, words=words)
+    assert talks(there) == talks(here)
+    assert there.rows[0].outcomes == here.rows[0].outcomes  # tokens too
+    assert there.status == "finished" and there.rows[0].notes == ()
+
+
+def test_a_server_that_is_killed_and_comes_back_loses_nothing(pocket, tmp_path):
+    first = Server(pocket, "pocket").__enter__()
+    port, begin, begun, second = int(first.base.rsplit(":", 1)[1][:-3]), first.begin, [], []
+
+    def restart():
+        first.__exit__()
+        time.sleep(0.3)
+        second.append(Server(pocket, "pocket", port=port).__enter__())
+
+    def counted(body):
+        begun.append(body)
+        if len(begun) == 4:
+            threading.Thread(target=restart).start()
+        return begin(body)
+
+    first.begin = counted
+    told = []
+    model = ServerModel(first.base, "pocket", "NO_KEY")
+    there = evaluated(tmp_path / "there", told.append, models=(model,), temperature=1.0,
+                      server=ServerOptions(concurrency=2))  # fmt: skip
+    second[0].__exit__()
+    assert any("waiting, for up to 600 s" in text for text in told)
+    assert there.status == "finished"
+    assert talks(there) == talks(evaluated(tmp_path / "here", temperature=1.0))
+
+
+UP = "Up.</think><answer>Up</answer>"
+
+
+def test_failures_are_counted_and_never_scored(tmp_path):
+    """The second level of three cannot be played: success is over the other two, and the same command tries again."""
+    fails = {"now": True}
+    levels = []
+
+    def answer(body):
+        level = body["messages"][1]["content"]
+        if len(body["messages"]) == 3 and level not in levels:
+            levels.append(level)
+        if fails["now"] and level == levels[min(1, len(levels) - 1)] and len(levels) > 1:
+            return 200, reply("x", "content_filter")
+        return 200, reply(UP)
+
+    with scripted_server(answer) as server:
+        options = {
+            "models": (ServerModel(server.base, "m", "NO_KEY"),), "episodes": 3,
+            "server": ServerOptions(concurrency=1),
+        }  # fmt: skip
+        result = evaluated(tmp_path, **options)
+        row = result.rows[0]
+        assert (result.status, len(row.outcomes), row.num_failed, row.num_left) == ("failed", 2, 1, 0)
+        assert row.measured.num_levels == 2 and row.measured.num_episodes == 2
+        assert "1 failed and not scored: a reply that ended by content_filter" in cells(row, result.rows)[-1]
+        assert len(read_lines(result.path)) == 2
+        fails["now"], before = False, len(server.bodies)
+        again = evaluated(tmp_path, **options)
+        assert again.status == "finished" and len(again.rows[0].outcomes) == 3
+        assert len({body["messages"][1]["content"] for body in server.bodies[before:]}) == 1
+
+
+def test_a_spent_budget_is_said_and_a_larger_one_goes_on(tmp_path):
+    with scripted_server(lambda body: (200, reply(UP))) as server:
+        model = (ServerModel(server.base, "m", "NO_KEY"),)
+        little = evaluated(tmp_path, models=model, server=ServerOptions(concurrency=1, max_requests=4))
+        assert (little.status, little.rows[0].num_left, len(server.bodies)) == ("stopped", 4, 4)
+        assert "4 not played" in cells(little.rows[0], little.rows)[-1]
+        rest = evaluated(tmp_path, models=model, server=ServerOptions(concurrency=1))
+        assert rest.status == "finished" and rest.rows[0].num_left == 0
+
+
+def test_a_server_without_prefill_is_marked_in_the_table(tmp_path):
+    def answer(body):
+        if "continue_final_message" in body:
+            return 400, {"error": {"message": "continue_final_message: extra inputs are not permitted"}}
+        return 200, reply(f"<think>{UP}")
+
+    with scripted_server(answer) as server:
+        result = evaluated(tmp_path, models=(ServerModel(server.base, "m", "NO_KEY"),), episodes=2)
+    assert result.rows[0].notes == ("no prefill",)
+    assert cells(result.rows[0], result.rows)[-1].endswith("no prefill")
+    first = read_lines(result.path)[0]
+    assert first["messages"][2]["content"] == f"<think>{UP}" and "sequences" not in first
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def test_the_whole_command(tmp_path, capsys):
+    words = ["eval", "pocket", "--env", "frozenlake", "--episodes", "3", "--samples", "2", "--temperature", "0"]
+    assert main([*words, "--output", str(tmp_path), "output.append_timestamp=False", "output.format=jsonl"]) == 0
+    out, err = capsys.readouterr()
+    assert "| pocket | 5 |" in out and "| random play | 5 |" in out
+    assert f"report: {tmp_path / 'val_rollouts.html'}" in out
+    assert "6 of 6 episodes" in err and "pkl" not in err
+    assert len(json.loads((tmp_path / "val_rollouts.jsonl").read_text().splitlines()[0])["messages"]) >= 3
+
+
+def test_a_server_that_is_gone_is_a_failed_run_that_can_go_on(tmp_path, capsys):
+    words = ["--api-base", "http://127.0.0.1:9/v1", "--api-model", "m", "--env", "SimpleSokoban", "--patience", "0.1"]
+    assert main(["eval", *words, "--output", str(tmp_path), "--episodes", "2", "--samples", "1"]) == 1
+    err = capsys.readouterr().err
+    assert "no connection" in err and "the same command goes on: ./ragen eval --api-base" in err
+
+
+def test_watching_a_model_play(capsys):
+    assert main(["play", "sokoban", "--agent", "pocket", "--seed", "130", "--prompt"]) == 0
+    out = capsys.readouterr().out
+    assert "SimpleSokoban level 130 of val, played by pocket" in out and "turn 1 of 5" in out
+    assert re.search(r"<think>player .*</think><answer>\w+", out) and "→ " in out
+    assert re.search(r"(solved|not solved \(.*\)) after \d+ actions in \d turns, reward", out)

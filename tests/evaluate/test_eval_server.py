@@ -1,0 +1,354 @@
+"""The engine for servers: what is sent, what is done about errors, and what a reply becomes."""
+
+import threading
+import time
+from email.utils import formatdate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import reply, scripted_server
+
+from ragen.engine.base import Prompt, Sampling
+from ragen.evaluate.api import (
+    ASSISTANT,
+    CUT,
+    END,
+    Budget,
+    BudgetSpent,
+    CharacterChat,
+    Client,
+    Refused,
+    ServerEngine,
+    ServerGone,
+    Stopped,
+    messages_of,
+    retry_after,
+)
+from ragen.typed import ConfigError
+
+SAMPLING = Sampling(0.7, 0.9, -1, False, 40, True)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+class Talk:
+    """A conversation of so many turns that keeps everything it hears."""
+
+    def __init__(self, turns=1, prefix="<think>"):
+        self.chat, self.turns, self.prefix = CharacterChat(), turns, prefix
+        self.replies, self.counts, self.failure, self.was_cut = [], [], "", False
+
+    def prompt(self):
+        number = len(self.replies)
+        if number == self.turns or self.was_cut:
+            return None
+        if number == 0:
+            return Prompt(tuple(self.chat.opening_ids("Play.", "Turn 0", self.prefix)), False, (1 << 64) - 1)
+        closing = [] if self.replies[-1].stopped_by == "end_of_turn" else self.chat.closing_ids()
+        return Prompt((*closing, *self.chat.delta_ids(f"Turn {number}", self.prefix)), True, number)
+
+    def take(self, sampled):
+        self.replies.append(sampled)
+
+    def count(self, num_tokens):
+        self.counts.append(num_tokens)
+
+    def fail(self, reason):
+        self.failure = reason
+
+    def cut(self):
+        self.was_cut = True
+
+
+def engine_for(server, **options):
+    client = {name: options.pop(name) for name in ("patience_s", "budget", "note") if name in options}
+    return ServerEngine(
+        Client(server.base, "secret", jitter=lambda: 0.0, **client), "m", **{"max_prompt_tokens": 1000} | options
+    )
+
+
+def text_of(sampled):
+    return CharacterChat().tokenizer.decode(sampled.ids)
+
+
+# --- characters ---------------------------------------------------------------------------------------------------
+
+
+@given(TEXT, st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_size=1, max_size=4), TEXT)
+def test_tokens_are_read_back_as_the_messages_that_they_were(system, turns, opening):
+    chat = CharacterChat()
+    ids = chat.opening_ids(system, turns[0][0], opening)
+    expected = [{"role": "system", "content": system}, {"role": "user", "content": turns[0][0]}]
+    for user, text, ended_itself in turns[1:]:
+        ids += [*map(ord, text), END] if ended_itself else [*map(ord, text), *chat.closing_ids()]
+        ids += chat.delta_ids(user, opening)
+        expected += [{"role": "assistant", "content": opening + text}, {"role": "user", "content": user}]
+    assert messages_of(ids) == [*expected, {"role": "assistant", "content": opening}]
+    assert ids.count(ASSISTANT) == len(turns)
+
+
+# --- what is sent and read ----------------------------------------------------------------------------------------
+
+
+def test_a_conversation_as_a_server_sees_it():
+    answers = iter(["Up.</think><answer>Up</answer>", "Left"])
+    with scripted_server(lambda body: (200, reply(next(answers), stop_reason="</answer>"))) as server:
+        talk = Talk(turns=2)
+        engine_for(server).run([talk], SAMPLING)
+    first, second = server.bodies
+    assert first["messages"] == [
+        {"role": "system", "content": "Play."},
+        {"role": "user", "content": "Turn 0"},
+        {"role": "assistant", "content": "<think>"},
+    ]
+    assert first["continue_final_message"] is True and first["add_generation_prompt"] is False
+    assert (first["model"], first["max_tokens"], first["temperature"], first["top_p"]) == ("m", 40, 0.7, 0.9)
+    assert (first["seed"], second["seed"]) == (-1, 1)
+    assert first["stop"] == ["</answer>"] and "top_k" not in first
+    assert second["messages"][2:] == [
+        {"role": "assistant", "content": "<think>Up.</think><answer>Up</answer>"},
+        {"role": "user", "content": "Turn 1"},
+        {"role": "assistant", "content": "<think>"},
+    ]
+    assert server.headers[0]["Authorization"] == "Bearer secret"
+    assert [sampled.stopped_by for sampled in talk.replies] == ["answer", "end_of_turn"]
+    assert talk.replies[1].ids == (*map(ord, "Left"), END)
+    assert talk.counts == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "more", "seen", "stopped_by"),
+    [
+        ("a</answer>tail", "stop", {}, "a</answer>", "answer"),
+        ("a</answer>\n", "stop", {"stop_reason": "</answer>"}, "a</answer>\n", "answer"),
+        ("a</answer>tail", "length", {}, "a</answer>", "answer"),
+        ("a", "length", {}, "a", "length"),
+        ("", "stop", {}, "", "end_of_turn"),
+        ("", "length", {}, "", "length"),
+        (None, "length", {}, "", "length"),
+    ],
+)
+def test_where_a_reply_ends(text, finish, more, seen, stopped_by):
+    with scripted_server(lambda body: (200, reply(text, finish, **more))) as server:
+        talk = Talk()
+        engine_for(server).run([talk], SAMPLING)
+    (sampled,) = talk.replies
+    assert (text_of(sampled), sampled.stopped_by) == (seen, stopped_by)
+    assert len(sampled.ids) == len(sampled.log_probs) > 0
+    assert (sampled.ids == (CUT,)) == (seen == "" and stopped_by == "length")
+
+
+def test_greedy_is_temperature_zero():
+    with scripted_server(lambda body: (200, reply("x"))) as server:
+        engine_for(server).run([Talk()], Sampling(1.0, 0.5, 7, True, 40, False))
+    assert (server.bodies[0]["temperature"], server.bodies[0]["top_p"]) == (0.0, 1.0)
+    assert "stop" not in server.bodies[0] and "top_k" not in server.bodies[0]
+
+
+# --- servers that know less ---------------------------------------------------------------------------------------
+
+
+def refusing(*fields):
+    """A server that refuses these fields by name, as OpenAI's own does."""
+
+    def answer(body):
+        for name in fields:
+            if name in body:
+                return 400, {"error": {"message": f"Unrecognized request argument supplied: {name}", "code": None}}
+        return 200, reply("<think>Up.</think><answer>Up</answer> and more")
+
+    return answer
+
+
+def test_a_server_that_refuses_prefill_gets_none_and_the_opening_is_not_doubled():
+    with scripted_server(refusing("continue_final_message", "include_stop_str_in_output")) as server:
+        talks = [Talk(), Talk()]
+        engine = engine_for(server, concurrency=1)
+        engine.run(talks, SAMPLING)
+    assert engine.was_refused == ["prefill", "stop text"]
+    assert [len(body["messages"]) for body in server.bodies] == [3, 2, 2, 2]
+    assert "stop" not in server.bodies[-1]
+    for talk in talks:
+        assert text_of(talk.replies[0]) == "Up.</think><answer>Up</answer>"
+        assert talk.replies[0].stopped_by == "answer" and not talk.failure
+
+
+def test_the_other_name_of_the_limit_is_tried():
+    def answer(body):
+        if "max_tokens" in body:
+            return 400, {"error": {"message": "Unsupported parameter: use 'max_completion_tokens' instead."}}
+        return 200, reply("x")
+
+    with scripted_server(answer) as server:
+        engine = engine_for(server)
+        engine.run([Talk()], SAMPLING)
+    assert server.bodies[-1]["max_completion_tokens"] == 40 and engine.was_refused == []
+
+
+def test_what_no_server_would_do_stops_everything():
+    with (
+        scripted_server(lambda body: (401, {"error": {"message": "bad key"}})) as server,
+        pytest.raises(ConfigError, match=r"refuses the key.*--api-key-env"),
+    ):
+        engine_for(server).run([Talk()], SAMPLING)
+    unknown = (404, {"error": {"message": "no model m", "code": "model_not_found"}})
+    with scripted_server(lambda body: unknown) as server, pytest.raises(ConfigError, match=r"model m.*no model m"):
+        engine_for(server).run([Talk()], SAMPLING)
+    assert len(server.bodies) == 1
+
+
+def test_a_single_refusal_later_is_a_failure_of_its_own():
+    answers = iter([(200, reply("x")), (400, {"error": {"message": "the content is not allowed"}}), (200, reply("y"))])
+    with scripted_server(lambda body: next(answers)) as server:
+        talks = [Talk(), Talk(), Talk()]
+        engine = engine_for(server, concurrency=1)
+        engine.prefill = engine.stops = False
+        engine.run(talks, SAMPLING)
+    assert [len(talk.replies) for talk in talks] == [1, 0, 1]
+    assert talks[1].failure == "HTTP 400: the content is not allowed"
+
+
+def test_a_filtered_reply_is_a_failure():
+    with scripted_server(lambda body: (200, reply("x", "content_filter"))) as server:
+        talk = Talk()
+        engine_for(server).run([talk], SAMPLING)
+    assert talk.failure == "a reply that ended by content_filter" and not talk.replies
+
+
+@pytest.mark.parametrize("answer", [
+    (200, reply("x", usage=(1001, 2))),
+    (400, {"error": {"message": "too long", "code": "context_length_exceeded"}}),
+])  # fmt: skip
+def test_a_prompt_beyond_the_context_ends_the_episode(answer):
+    with scripted_server(lambda body: answer) as server:
+        talk = Talk()
+        engine_for(server).run([talk], SAMPLING)
+    assert talk.was_cut and not talk.replies and not talk.failure
+
+
+# --- errors that pass ---------------------------------------------------------------------------------------------
+
+
+def waits_of(client):
+    """The pauses that a client makes, without making them."""
+    waits = []
+    client.stopping.wait = lambda seconds: bool(waits.append(seconds))
+    return waits
+
+
+def test_pauses_grow_and_a_server_s_own_is_honoured():
+    answers = iter([(500, {}), (429, {}, {"Retry-After": "7"}), (503, {}), (503, {}), (200, {"fine": True})])
+    with scripted_server(lambda body: next(answers)) as server:
+        client = Client(server.base, jitter=lambda: 1.0)
+        waits = waits_of(client)
+        assert client.post("/chat/completions", {}) == {"fine": True}
+    assert waits == [0.5, 7.0, 2.0, 4.0]
+    assert client.num_retries == 4 and client.budget.num_requests == 5
+
+
+def test_jitter_is_half_of_a_pause():
+    client = Client("http://127.0.0.1:9", jitter=lambda: 0.0)
+    assert [client._pause(attempt) for attempt in (0, 1, 20)] == [0.25, 0.5, 30.0]
+
+
+def test_retry_after_in_all_its_forms():
+    assert retry_after("3", 0.0) == 3.0
+    assert retry_after(formatdate(1_000_010, usegmt=True), 1_000_000) == pytest.approx(10.0)
+    assert retry_after(formatdate(5, usegmt=True), 1_000_000) == 0.0
+    assert retry_after(None, 0.0) is None and retry_after("soon", 0.0) is None
+
+
+def test_a_server_that_is_gone_is_said_once_and_ends_the_run():
+    told = []
+    client = Client("http://127.0.0.1:9/v1", patience_s=1.0, note=told.append, jitter=lambda: 0.0)
+    waits = waits_of(client)
+    clock = iter(range(100))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: next(clock) * 0.5)
+        with pytest.raises(ServerGone, match=r"127\.0\.0\.1:9/v1: no connection: .*tried for 1 s"):
+            client.post("/chat/completions", {})
+    assert len(told) == 1 and waits == [0.25, 0.5]
+
+
+def test_an_error_that_stays_is_one_episode_s_while_others_are_answered():
+    was_retried, was_answered = threading.Event(), threading.Event()
+    num_bad = []
+
+    def answer(body):
+        if body["messages"][1]["content"] == "Bad":
+            num_bad.append(1)
+            if len(num_bad) == 2:
+                was_retried.set()
+                was_answered.wait(30)
+            return 500, {"error": {"message": "broken"}}
+        was_retried.wait(30)
+        if len(body["messages"]) > 3:  # the second turn: the first was answered
+            was_answered.set()
+        return 200, reply("x")
+
+    class Bad(Talk):
+        def prompt(self):
+            found = super().prompt()
+            ids = self.chat.opening_ids("Play.", "Bad", "") if found else None
+            return found and Prompt(tuple(ids), False, 1)
+
+    with scripted_server(answer) as server:
+        talks = [Bad(), *(Talk(turns=2) for _ in range(2))]
+        engine_for(server, patience_s=0.3).run(talks, SAMPLING)
+    assert "HTTP 500: broken" in talks[0].failure
+    assert [len(talk.replies) for talk in talks] == [0, 2, 2]
+
+
+# --- budget, stop, concurrency ------------------------------------------------------------------------------------
+
+
+def test_a_budget_of_requests_and_of_tokens():
+    with scripted_server(lambda body: (200, reply("x", usage=(20, 5)))) as server:
+        for budget, num_played in ((Budget(max_requests=3), 3), (Budget(max_tokens=50), 2)):
+            talks = [Talk() for _ in range(6)]
+            engine = engine_for(server, budget=budget, concurrency=1)
+            engine.run(talks, SAMPLING)
+            assert sum(bool(talk.replies) for talk in talks) == num_played
+            assert engine.num_left == 6 - num_played
+            assert not any(talk.failure for talk in talks)
+
+
+def test_budget_says_what_is_used_up():
+    with pytest.raises(BudgetSpent, match="5 tokens are used up"):
+        Budget(max_tokens=5, num_tokens=6).check()
+
+
+def test_no_more_requests_at_a_time_than_allowed():
+    lock, now, most = threading.Lock(), [0], [0]
+
+    def answer(body):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.01)
+        with lock:
+            now[0] -= 1
+        return 200, reply("x")
+
+    finished = []
+    with scripted_server(answer) as server:
+        engine_for(server, concurrency=3).run([Talk(turns=2) for _ in range(9)], SAMPLING, finished.append)
+    assert most[0] <= 3 and sum(finished) == 9
+
+
+def test_a_stopped_client_asks_nothing():
+    with scripted_server(lambda body: (200, reply("x"))) as server:
+        client = Client(server.base)
+        client.stopping.set()
+        with pytest.raises(Stopped):
+            client.post("/chat/completions", {})
+    assert server.bodies == []
+
+
+def test_refusals_carry_their_status():
+    with (
+        scripted_server(lambda body: (418, {"error": "teapot"})) as server,
+        pytest.raises(Refused, match="teapot") as caught,
+    ):
+        Client(server.base).post("/chat/completions", {})
+    assert caught.value.status == 418

@@ -1,0 +1,309 @@
+"""`ragen serve`: what an OpenAI client sends, and what it gets back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ragen import serve as served
+from ragen.agent.template import ChatTemplate
+from ragen.cli import main
+from ragen.engine.base import Prompt, Sampling
+from ragen.engine.native.engine import NativeEngine
+from ragen.model.load import find_model, load_model
+from ragen.serve.chat import Renderer
+from ragen.serve.web import Server
+
+SOURCE = Path(__file__).parents[1] / "src"
+SYSTEM = "Sokoban. Actions: Up, Down, Left, Right. Up to 2 a turn: <think></think><answer>action || action</answer>"
+USER = "turn 1/5\n######\n#__O_#\n#_X__#\n#P___#\n#____#\n######\n10 left"
+MESSAGES = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}]
+OPENED = [*MESSAGES, {"role": "assistant", "content": "<think>"}]
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load_model(find_model("pocket"), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def server(loaded):
+    with Server(loaded, "pocket") as running:
+        yield running
+
+
+def post(server, path="/chat/completions", kind="application/json", **body):
+    request = urllib.request.Request(server.base + path, json.dumps(body).encode(), {"Content-Type": kind})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def ask(server, **body):
+    status, content = post(server, **{"model": "pocket", "messages": OPENED, "max_tokens": 24, "seed": 3} | body)
+    assert status == 200, content
+    return json.loads(content)
+
+
+def error_of(server, **body):
+    status, content = post(server, **{"model": "pocket", "messages": OPENED, "max_tokens": 24} | body)
+    return status, json.loads(content)["error"]
+
+
+def text(answer, index=0):
+    return answer["choices"][index]["message"]["content"]
+
+
+def stream(server, **body):
+    status, content = post(
+        server, **{"model": "pocket", "messages": OPENED, "max_tokens": 24, "seed": 3, "stream": True} | body
+    )
+    assert status == 200
+    events = [part.removeprefix("data: ") for part in content.decode().split("\n\n") if part]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+# --- replies ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_reply_is_what_the_native_engine_samples(server, loaded, temperature):
+    class One:
+        asked, sampled = False, None
+
+        def prompt(self):
+            if self.asked:
+                return None
+            self.asked = True
+            return Prompt(tuple(chat.opening_ids(SYSTEM, USER, "<think>")), False, 3)
+
+        def take(self, sampled):
+            self.sampled = sampled
+
+    chat, one = ChatTemplate(loaded.tokenizer), One()
+    sampling = Sampling(temperature or 1.0, 1.0, -1, temperature == 0, 24, stop_at_answer=True)
+    NativeEngine(loaded.model, loaded.tokenizer, chat.end_of_turn_id).run([one], sampling)
+    answer = ask(
+        server, temperature=temperature, logprobs=True, stop=["</answer>"], include_stop_str_in_output=True,
+        add_generation_prompt=False, continue_final_message=True,
+    )  # fmt: skip
+    ids = one.sampled.ids[:-1] if one.sampled.stopped_by == "end_of_turn" else one.sampled.ids
+    assert text(answer) == loaded.tokenizer.decode(ids)
+    told = [entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]]
+    assert told == pytest.approx(one.sampled.log_probs, abs=1e-5)
+    assert answer["usage"]["completion_tokens"] == len(one.sampled.ids)
+    expected = "</answer>" if one.sampled.stopped_by == "answer" else None
+    assert answer["choices"][0]["stop_reason"] == expected
+
+
+def test_a_seed_fixes_the_reply_and_others_differ(server):
+    texts = [text(ask(server, temperature=1.5, seed=seed)) for seed in (1, 1, 2, 3, 4)]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) > 1
+
+
+@pytest.mark.parametrize("stop", [None, "</answer>", ["</think>", "zzz"]])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_stream_adds_up_to_the_whole(server, stop, keeps):
+    same = {"temperature": 1.0, "stop": stop, "include_stop_str_in_output": keeps, "logprobs": True}
+    whole = ask(server, **same)
+    chunks = stream(server, **same, stream_options={"include_usage": True})
+    pieces = [chunk["choices"][0] for chunk in chunks[:-1]]
+    assert "".join(piece["delta"].get("content", "") for piece in pieces) == text(whole)
+    assert len(pieces) > 3
+    assert [piece["finish_reason"] for piece in pieces if piece["finish_reason"]] == [
+        whole["choices"][0]["finish_reason"]
+    ]
+    assert chunks[-1]["usage"] == whole["usage"]
+    logprobs = [entry for piece in pieces for entry in (piece["logprobs"] or {"content": []})["content"]]
+    assert [entry["token"] for entry in logprobs] == [
+        entry["token"] for entry in whole["choices"][0]["logprobs"]["content"]
+    ]
+    if stop and not keeps:
+        assert not any(word in text(whole) for word in ([stop] if isinstance(stop, str) else stop))
+
+
+def test_the_limit_and_several_choices(server):
+    answer = ask(server, max_tokens=4, n=3, temperature=9, stop=None)
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 3
+    assert answer["usage"]["completion_tokens"] == 12
+    assert len({text(answer, index) for index in range(3)}) > 1
+    assert text(answer) == text(ask(server, max_tokens=4, temperature=9))
+
+
+def test_requests_at_once_get_what_they_would_get_alone(server):
+    bodies = [{"seed": seed, "temperature": temperature} for seed in range(6) for temperature in (0.5, 1.5)]
+    alone = [text(ask(server, **body)) for body in bodies]
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(lambda body: text(ask(server, **body)), bodies))
+    assert together == alone
+
+
+def test_messages_of_any_order(server):
+    assert ask(server, messages=[{"role": "user", "content": "hi"}])["usage"]["prompt_tokens"] < 20
+    parts = [{"type": "text", "text": SYSTEM}]
+    same = [{"role": "developer", "content": parts}, *OPENED[1:]]
+    assert text(ask(server, messages=same)) == text(ask(server))
+
+
+def test_past_replies_are_the_tokens_that_were_sampled(loaded):
+    """Here one that no tokenizer would make of its text."""
+    tokenizer, renderer = loaded.tokenizer, Renderer(loaded.tokenizer)
+    odd = [id_ for letter in "Up</think>" for id_ in tokenizer.encode(letter, add_special_tokens=False)]
+    assert odd != tokenizer.encode("Up</think>", add_special_tokens=False)
+    renderer.remember(OPENED, odd, "Up</think>", ended_itself=False)
+    longer = [*MESSAGES, {"role": "assistant", "content": "<think>Up</think>"}, {"role": "user", "content": "next"}]
+    chat = renderer.chat
+    expected = [
+        *chat.opening_ids(SYSTEM, USER, "<think>"), *odd, *chat.closing_ids(), *chat.delta_ids("next", "<think>"),
+    ]  # fmt: skip
+    assert renderer.ids([*longer, {"role": "assistant", "content": "<think>"}]) == expected
+    unknown = Renderer(tokenizer).ids([*longer, {"role": "assistant", "content": "<think>"}])
+    assert tokenizer.decode(unknown) == tokenizer.decode(expected) and unknown != expected
+
+
+# --- other requests -----------------------------------------------------------------------------------------------
+
+
+def test_models_and_health(server):
+    with urllib.request.urlopen(f"{server.base}/models") as response:
+        (model,) = json.load(response)["data"]
+    assert (model["id"], model["max_model_len"]) == ("pocket", 2048)
+    with urllib.request.urlopen(server.base.removesuffix("/v1") + "/health") as response:
+        assert json.load(response) == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "words"),
+    [
+        ({"model": "other"}, 404, "model", "there is no model 'other'; this server has 'pocket'"),
+        ({"model": None}, 400, "model", "model is missing"),
+        ({"messages": []}, 400, "messages", "at least one message"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0]", "system, user, assistant"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0]", "must be text"),
+        ({"temperature": -1}, 400, "temperature", "temperature=-1: must be a number between 0 and 100"),
+        ({"top_p": 0}, 400, "top_p", "top_p=0"),
+        ({"max_tokens": 1.5}, 400, "max_tokens", "a whole number"),
+        ({"max_completion_tokens": 3}, 400, "max_tokens", "keep one of them"),
+        ({"n": 0}, 400, "n", "between 1 and 128"),
+        ({"stop": [""]}, 400, "stop", "none of them empty"),
+        ({"stream": "yes"}, 400, "stream", "must be a bool"),
+        ({"tools": [{}]}, 400, "tools", "not supported"),
+        ({"presence_penalty": 0.5}, 400, "presence_penalty", "not supported"),
+        ({"continue_final_message": False}, 400, "continue_final_message", "not supported"),
+        ({"max_tokns": 3}, 400, "max_tokns", "did you mean max_tokens?"),
+        ({"max_tokens": 4000}, 400, "messages", "context of 2048"),
+    ],
+)
+def test_errors_are_openai_s(server, body, status, param, words):
+    found, error = error_of(server, **body)
+    assert (found, error["param"], error["type"]) == (status, param, "invalid_request_error")
+    assert words in error["message"]
+
+
+def test_what_changes_nothing_is_taken(server):
+    ask(server, presence_penalty=0, frequency_penalty=0.0, response_format={"type": "text"}, user="me", tools=None)
+
+
+def test_other_errors(server):
+    assert post(server, "/completions")[0] == 404
+    assert post(server, kind="text/plain", model="pocket")[0] == 415
+    request = urllib.request.Request(f"{server.base}/chat/completions", b"{", {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request)
+    with caught.value as error:
+        assert "no JSON" in json.load(error)["error"]["message"]
+
+
+def test_a_failing_model_is_an_error_and_not_the_end(server, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(server.batcher.engine, "run", fail)
+    status, error = error_of(server)
+    assert (status, error["message"], error["type"]) == (500, "the model failed: out of luck", "server_error")
+    monkeypatch.undo()
+    assert text(ask(server))
+
+
+def test_a_stopping_server_passes_no_half_reply(loaded):
+    server = Server(loaded, "pocket")
+    server.__enter__()
+    started, run = threading.Event(), server.batcher.engine.run
+
+    def slow(replies, sampling):
+        started.set()
+        while not replies[0].is_cancelled:
+            time.sleep(0.01)
+        run(replies, sampling)
+
+    server.batcher.engine.run = slow
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(error_of, server)
+        started.wait()
+        server.__exit__()
+        status, error = answer.result()
+    assert (status, error["message"]) == (503, "the server is stopping")
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def test_a_process_serves_until_it_is_told_to_end(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ragen", "serve", "pocket", "--port", "0", "--name", "mine"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+    )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("serving mine at http://127.0.0.1:"), process.stderr.read()
+        base = line.split()[3]
+        with urllib.request.urlopen(f"{base}/models") as response:
+            assert json.load(response)["data"][0]["id"] == "mine"
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert errors.strip() == "stopping"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["pocket", "--dry-run"], 0, "would serve pocket (pocket) at http://127.0.0.1:8000/v1"),
+        (["./nowhere"], 2, "no such folder"),
+        (["pocket", "--port", "70000"], 2, "between 0 and 65535"),
+        (["pocket", "--max-model-len", "1"], 2, "at least 2"),
+    ],
+)
+def test_the_words_of_the_command(words, status, says, capsys):
+    assert main(["serve", *words]) == status
+    captured = capsys.readouterr()
+    assert says in captured.out + captured.err
+
+
+def test_a_taken_port_is_said(server, loaded):
+    port = int(server.base.rsplit(":", 1)[1].removesuffix("/v1"))
+    with pytest.raises(ValueError, match=f"--port {port}: .* cannot be taken"):
+        Server(loaded, "pocket", port=port)
+
+
+def test_another_host_is_warned_about(capsys):
+    assert served.serve("pocket", host="0.0.0.0", dry_run=True) == 0
+    assert "no key is asked for" in capsys.readouterr().err

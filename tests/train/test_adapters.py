@@ -1,0 +1,324 @@
+"""Training with adapters: nothing else changes, the base is the reference, and a checkpoint holds no more than them."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import ACTOR, TINY
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from ragen.cli import main
+from ragen.config.compose import resolve
+from ragen.config.derive import reference_is_actor
+from ragen.config.schema import Optimizer
+from ragen.model.attention import Packed
+from ragen.model.load import find_model, load_model
+from ragen.model.lora import add_adapters, merged_state
+from ragen.train import loop
+from ragen.train.checkpoint import CheckpointStore, Parts, part_of
+from ragen.train.manifest import OtherModel
+from ragen.train.merge import merge, plan
+from ragen.train.optimizer import MasterAdamW
+from ragen.typed import ConfigError
+
+KL = [f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.1"]
+RATES = [f"{ACTOR}.optim.lr=1e-3", "critic.optim.lr=1e-3"]
+GAE = "algorithm.adv_estimator=gae"
+WORDS = [
+    *TINY,
+    *KL,
+    *RATES,
+    GAE,
+    "lora.rank=8",
+    "lora.alpha=16",
+    "trainer.total_training_steps=2",
+    "trainer.save_freq=1",
+]
+WORDS += ["trainer.max_actor_ckpt_to_keep=null", "trainer.max_critic_ckpt_to_keep=null"]
+IDS = torch.arange(40)
+
+
+def train(folder, *words):
+    return loop.train(resolve([*WORDS, *words, f"trainer.default_local_dir={folder}"], environ={}).config)
+
+
+def rows(folder):
+    """Every metric of every step, but those of the clock."""
+    return [
+        {name: value for name, value in json.loads(line).items() if not name.startswith(("timing_", "perf/"))}
+        for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+@torch.no_grad()
+def logits(model):
+    attend = Packed([len(IDS)])
+    return model.logits(model.hidden(IDS, attend.positions, attend))
+
+
+class Finished:
+    """A run of two steps, and the models that it loaded: at its end, and their weights at its beginning."""
+
+    def __init__(self, folder):
+        self.folder, self.models, self.begun = folder, [], []
+        original = loop.load_model
+
+        def load_model(*given):
+            loaded = original(*given)
+            self.models.append(loaded.model)
+            self.begun.append({name: weight.clone() for name, weight in loaded.model.state_dict().items()})
+            return loaded
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "load_model", load_model)
+            self.run = train(folder)
+
+    @property
+    def checkpoint(self):
+        return self.folder / "global_step_2"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return Finished(tmp_path_factory.mktemp("lora") / "run")
+
+
+# --- a run --------------------------------------------------------------------------------------------------------
+
+
+def test_the_base_stays_and_the_adapters_learn(finished):
+    assert finished.run.status == "finished"
+    assert len(finished.models) == 2, "an actor and a critic, and no reference"
+    for model, begun in zip(finished.models, finished.begun, strict=True):
+        now = model.state_dict()
+        assert all(torch.equal(now[name], weight) for name, weight in begun.items())
+        adapters = {name: weight for name, weight in now.items() if name not in begun}
+        assert adapters and all(name.startswith("adapters.") for name in adapters)
+        assert all(bool(weight.any()) for weight in adapters.values()), "every B has left zero"
+
+
+def test_the_reference_is_the_actor_without_its_adapter(finished):
+    first, second = rows(finished.folder)
+    assert first["actor/kl_loss"] == pytest.approx(0, abs=1e-6), "before the first update they are one"
+    assert second["actor/kl_loss"] > 1e-4
+    assert all(row["actor/grad_norm"] > 0 and row["critic/grad_norm"] > 0 for row in (first, second))
+
+
+def test_sampler_and_learner_are_one_policy(finished):
+    assert all(row["rollout/log_prob_diff_max"] < 1e-5 for row in rows(finished.folder))
+
+
+def test_only_what_has_an_adapter_is_its_own_reference(tmp_path, monkeypatch):
+    loaded, original = [], loop.load_model
+
+    def load_model(*given):
+        loaded.append(given[0].name)
+        return original(*given)
+
+    monkeypatch.setattr(loop, "load_model", load_model)
+    train(tmp_path / "run", "actor_rollout_ref.model.lora_rank=0", "trainer.total_training_steps=1")
+    assert loaded == ["pocket"] * 3, "a critic's adapter does not make the actor's reference"
+    held = {path.name for path in (tmp_path / "run/global_step_1").glob("*/*.safetensors")}
+    assert held == {"model.safetensors", "adapter_model.safetensors", "optimizer.safetensors", "value_head.safetensors"}
+
+
+@pytest.mark.parametrize(("words", "expected"), [(["lora.rank=4"], True), (["critic.model.lora_rank=4"], False)])
+def test_whose_rank_decides_about_the_reference(words, expected):
+    assert reference_is_actor(resolve(["sokoban", "model_path=pocket", *words], environ={}).config) is expected
+
+
+def test_unknown_layers_are_named(tmp_path, capsys):
+    words = [*WORDS, "lora.target_modules=[q_proj,nowhere]", f"trainer.default_local_dir={tmp_path / 'run'}"]
+    assert main(["train", *words]) == 2
+    assert "no linear layer is called nowhere. There are q_proj, k_proj" in capsys.readouterr().err
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_holds_the_adapters_alone(finished):
+    for name in ("actor", "critic"):
+        held = {path.name for path in (finished.checkpoint / name).glob("*.safetensors")}
+        assert held == {"adapter_model.safetensors"} | ({"value_head.safetensors"} if name == "critic" else set())
+        trained = load_file(finished.checkpoint / name / "adapter_model.safetensors")
+        moments = load_file(finished.checkpoint / f"{name}_optimizer/optimizer.safetensors")
+        numbers = sum(moment.numel() for key, moment in moments.items() if key.startswith("exp_avg/"))
+        assert numbers == sum(weight.numel() for weight in trained.values()) + (129 if name == "critic" else 0)
+    settings = json.loads((finished.checkpoint / "actor/adapter_config.json").read_text())
+    assert (settings["base_model_name_or_path"], settings["r"], settings["lora_alpha"]) == ("pocket", 8, 16)
+
+
+def test_a_checkpoint_opens_as_a_model(finished):
+    actor = finished.models[0]
+    for name in (finished.checkpoint, finished.checkpoint / "actor"):
+        loaded = load_model(find_model(str(name)), "cpu")
+        assert torch.allclose(logits(loaded.model), logits(actor), atol=1e-4)
+    assert loaded.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(find_model("pocket").folder).get_vocab()
+
+
+def test_peft_opens_a_checkpoint(finished):
+    peft = pytest.importorskip("peft", reason="peft is not installed: it comes with the extra dev")
+    base = AutoModelForCausalLM.from_pretrained(find_model("pocket").folder)
+    module = peft.PeftModel.from_pretrained(base, finished.checkpoint / "actor").eval()
+    with torch.no_grad():
+        assert torch.allclose(module(IDS[None]).logits[0], logits(finished.models[0]), atol=1e-4)
+
+
+def test_a_resumed_run_ends_bit_equal(finished, tmp_path):
+    """One step and then one more: in its own folder, with a larger budget."""
+    train(tmp_path / "run", "trainer.total_training_steps=1")
+    train(tmp_path / "run")
+    assert rows(tmp_path / "run") == rows(finished.folder)
+    for path in finished.checkpoint.rglob("*.safetensors"):
+        one, other = load_file(path), load_file(tmp_path / "run/global_step_2" / path.relative_to(finished.checkpoint))
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lora.rank=4"], "has r=8, and the model's has 4"),
+        (["lora.alpha=8"], "has lora_alpha=16, and the model's has 8"),
+        (["lora.target_modules=[q_proj]"], r"down_proj\.lora_A\.weight is 8 x 384 there and nothing here"),
+        (["lora.rank=0"], r"an adapter of the actor, and here all weights are trained: set actor_rollout_ref\.model"),
+        (
+            ["critic.model.lora_rank=0"],
+            r"an adapter of the critic, and here all weights are trained: set critic\.model",
+        ),
+    ],
+)
+def test_a_checkpoint_of_other_adapters_is_refused(finished, tmp_path, words, message):
+    origin = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={finished.checkpoint}"]
+    with pytest.raises(OtherModel, match=message):
+        train(tmp_path / "run", *words, *origin)
+
+
+def test_an_adapter_is_not_filled_from_full_weights(tmp_path):
+    full = CheckpointStore(tmp_path / "full").save(1, Parts(part_of(load_model(find_model("pocket"), "cpu"))))
+    assert find_model(str(full)).folder == full / "actor"
+    origin = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={full}"]
+    with pytest.raises(OtherModel, match=r"all weights of the actor, and here an adapter is trained: set .*rank=0"):
+        train(tmp_path / "run", *origin)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_another_family_is_saved_restored_and_merged(tmp_path, dtype):
+    """Qwen3 goes through the Hugging Face module. In bf16 the optimizer has weights of its own."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=622, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=4, dtype="bfloat16",
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    load_model(find_model("pocket"), "cpu").tokenizer.save_pretrained(tmp_path / "base")
+    settings = Optimizer(lr=0.1)
+    parts = []
+    for seed in (1, 2):
+        loaded = load_model(find_model(str(tmp_path / "base")), "cpu")
+        add_adapters(loaded.model.to(dtype), 4, 8, seed=seed)
+        parts.append(Parts(part_of(loaded, MasterAdamW(loaded.model.parameters(), settings, 10))))
+    trained, fresh = (part.actor.model for part in parts)
+    attend = Packed([len(IDS)])
+    for _ in range(2):
+        trained.logits(trained.hidden(IDS, attend.positions, attend)).logsumexp(-1).sum().backward()
+        parts[0].actor.optimizer.step(max_norm=1.0)
+    store = CheckpointStore(tmp_path / "run")
+    path = store.save(7, parts[0])
+    assert not torch.allclose(logits(fresh), logits(trained), atol=1e-2)
+    store.restore(path, parts[1])
+    assert torch.equal(logits(fresh), logits(trained))
+    one, two = (part.actor.optimizer.tensors(part.actor.model) for part in parts)
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    loaded = load_model(find_model(str(path)), "cpu")
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    assert torch.allclose(logits(loaded.model), logits(trained).float(), atol=tolerance)
+    planned = plan(path)
+    size = (tmp_path / "base/model.safetensors").stat().st_size
+    assert planned.dtype == torch.bfloat16 and abs(planned.num_bytes - size) < 10_000
+    stored = load_file(merge(planned) / "model.safetensors")
+    wanted = {name: weight.to(torch.bfloat16) for name, weight in merged_state(trained).items()}
+    assert all(torch.equal(weight, wanted[name]) for name, weight in stored.items())
+    assert AutoModelForCausalLM.from_pretrained(planned.output, dtype="auto").dtype == torch.bfloat16
+
+
+# --- merging ------------------------------------------------------------------------------------------------------
+
+
+def test_merged_is_an_ordinary_folder(finished, tmp_path):
+    planned = plan(finished.checkpoint, tmp_path / "deep" / "merged")
+    size = (find_model("pocket").folder / "model.safetensors").stat().st_size
+    assert abs(planned.num_bytes - size) < 10_000, "the header of the file aside"
+    assert merge(planned) == tmp_path / "deep" / "merged"
+    module = AutoModelForCausalLM.from_pretrained(tmp_path / "deep" / "merged")
+    with torch.no_grad():
+        assert torch.allclose(module(IDS[None]).logits[0], logits(finished.models[0]), atol=1e-4)
+    loaded = load_model(find_model(str(tmp_path / "deep" / "merged")), "cpu")
+    assert torch.allclose(logits(loaded.model), logits(finished.models[0]), atol=1e-4)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["merged"], "nothing is left over"
+
+
+def test_the_verb(finished, tmp_path, capsys):
+    output = tmp_path / "merged"
+    assert main(["merge", str(finished.checkpoint), "--output", str(output), "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "base: pocket" in told and f"output: {output}, 3.5 MB in float32" in told and not output.exists()
+    assert main(["merge", str(finished.checkpoint / "actor"), "--output", str(output)]) == 0
+    assert capsys.readouterr().out.endswith(f"merged: {output}\n")
+    before = {path: path.read_bytes() for path in output.iterdir()}
+    assert main(["merge", str(finished.checkpoint), "--output", str(output)]) == 2
+    assert "nothing is overwritten" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in output.iterdir()} == before
+
+
+def test_where_it_is_written_by_itself(finished):
+    assert plan(finished.checkpoint).output == finished.folder / "global_step_2_merged"
+    assert plan(finished.checkpoint / "actor").output == finished.folder / "global_step_2_merged"
+
+
+def test_what_cannot_be_merged(finished, tmp_path):
+    with pytest.raises(ConfigError, match="nowhere is no folder; name a checkpoint"):
+        plan(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="holds no adapter; name a checkpoint"):
+        plan(tmp_path)
+    with pytest.raises(ConfigError, match="holds all weights and no adapter"):
+        plan(find_model("pocket").folder)
+    damaged = tmp_path / "global_step_2"
+    shutil.copytree(finished.checkpoint, damaged)
+    (damaged / "actor/adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"adapter_model\.safetensors has 0 bytes"):
+        plan(damaged)
+    assert {path.name for path in tmp_path.iterdir()} == {"global_step_2"}
+
+
+def test_a_failed_merge_leaves_nothing(finished, tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ragen.train.checkpoint.write_tensors", full)
+    with pytest.raises(OSError, match="No space"):
+        merge(plan(finished.checkpoint, tmp_path / "merged"))
+    assert not list(tmp_path.iterdir())
+
+
+# --- several workers ----------------------------------------------------------------------------------------------
+
+
+def test_two_workers_equal_one(finished, nursery, tmp_path):
+    """Both draw the same first numbers, and hold the same adapters afterwards."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    words = ["train", *WORDS, f"trainer.default_local_dir={tmp_path / 'run'}", "trainer.n_gpus_per_node=2"]
+    place = {"WORLD_SIZE": "2", "RAGEN_WORKERS": str(shared)}
+    both = [place | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    children = [nursery.start(*words, environment=environment) for environment in both]
+    assert [child.end().status for child in children] == [0, 0]
+    for row, other in zip(rows(finished.folder), rows(tmp_path / "run"), strict=True):
+        assert other == pytest.approx(row, abs=1e-4, rel=1e-4)
+    base, one, two = (
+        logits(load_model(find_model(str(name)), "cpu").model)
+        for name in ("pocket", finished.checkpoint, tmp_path / "run/global_step_2")
+    )
+    # Adam makes much of rounding where a gradient is almost zero: what they compute is compared, not each number.
+    assert float((one - two).abs().max()) < 0.01 * float((one - base).abs().max())
