@@ -35,8 +35,8 @@ values (Hydra's forms):
 
 SFT_EXAMPLES = """examples:
   ragen sft sokoban sft.training.base_model=Qwen/Qwen2.5-0.5B-Instruct --dry-run
-  ragen sft frozenlake sft.training.base_model=smollm2 sft.data_generation.train_size=500 \\
-      sft.output_dir=models/sft/frozenlake
+  ragen sft frozenlake sft.training.base_model=smollm2 \\
+      sft.data_generation.train_size=500 sft.output_dir=models/sft/frozenlake
   ragen sft sokoban sft.output_dir=models/sft/sokoban &&
       ragen train sokoban model.base_model=models/sft/sokoban/merged_model
 """
@@ -70,8 +70,8 @@ examples:
 
 SERVE_EXAMPLES = """examples:
   ragen serve pocket
-  ragen serve checkpoints/RAGEN/pocket-sokoban/global_step_150 --port 8001
-  ragen eval --api-base http://127.0.0.1:8001/v1 --api-model pocket-sokoban/global_step_150 --env SimpleSokoban
+  ragen serve checkpoints/RAGEN/pocket-sokoban/global_step_150 --name mine
+  ragen eval --api-base http://127.0.0.1:8000/v1 --api-model mine --env sokoban
 """
 
 RUNS_EXAMPLES = """examples:
@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     play = verbs.add_parser(
         "play",
         help="play an environment in the terminal, or watch a solver or a model play",
-        description="Play a level by hand, or watch random play, optimal play or a model, token by token.",
+        description="Play a level by hand, or watch random play, optimal play or a model.",
         epilog=PLAY_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     play.add_argument(
         "--agent",
-        metavar="{human,random,optimal,MODEL}",
+        metavar="{human,random,optimal}|MODEL",
         default="human",
         help="who plays (default human); a model: pocket, a folder or a checkpoint, as for ragen eval",
     )
@@ -231,8 +231,8 @@ def _add_serve(verbs: Any) -> None:
     serve = verbs.add_parser(
         "serve",
         help="offer a model to other programs: an OpenAI-compatible server on this machine",
-        description="Serve a checkpoint, a model folder or the embedded model at /v1/chat/completions, for programs on "
-        "this machine. Ctrl-C ends it.",
+        description="Serve a checkpoint, a model folder or the embedded model to programs on this\n"
+        "machine, at /v1/chat/completions. Ctrl-C ends it.",
         epilog=SERVE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -299,8 +299,8 @@ def _add_merge(verbs: Any) -> None:
 def _train_parser(verb: str = "train") -> argparse.ArgumentParser:
     descriptions = {
         "train": "Resolve a run from an environment name or a recipe.",
-        "sft": "Fine-tune a model on solved levels, merge the best epoch and let it play the validation levels: "
-        "ragen train with rl_or_sft=sft.",
+        "sft": "Fine-tune a model on solved levels, merge the best epoch and let it play the\n"
+        "validation levels: ragen train with rl_or_sft=sft.",
     }
     parser = _Parser(
         prog=f"ragen {verb}",

@@ -134,7 +134,7 @@ def close(value):
 def swept(problem, stds, num, workers=None):
     sums = Sums(
         BUCKETINGS["quantile"](stds, num), [len(rows) for rows in problem.rows], ["task", "kl"], problem.parameters,
-        workers or Workers(), compare=True,
+        workers or Workers(),
     )  # fmt: skip
     sweep(problem.parameters, by_spread(stds), {"x": sums}, problem.passes_of(("x",)), workers or Workers())
     return sums
@@ -192,8 +192,8 @@ def test_two_sums_share_a_sweep_and_each_takes_its_own():
         assert list(sums.measured) == ["bucket_1", "bucket_2", "all"]
         for name, members in (sums.buckets | {"all": list(sums.bucket_of)}).items():
             assert sums.measured[name].norms["task"] == close(float(problem.gradient(members, "task")[0].norm()))
-            assert sums.measured[name].snr is None
-    assert not some.between
+            assert (sums.measured[name].snr is None) == (len(members) == 1)
+        assert list(sums.between) == [("bucket_1", "bucket_2")]
 
 
 BOARD = []
@@ -229,7 +229,7 @@ def test_workers_share_the_groups():
 def test_no_gradient_has_no_direction():
     """A term that is flat: norms and cosines are 0, and so is the ratio."""
     weight = torch.ones(2, requires_grad=True)
-    sums = Sums({"bucket_1": [0, 1]}, [1, 1], ["task"], [weight], compare=True)
+    sums = Sums({"bucket_1": [0, 1]}, [1, 1], ["task"], [weight])
     sweep(
         [weight], [0, 1], {"x": sums}, lambda group: [[Loss("task", (0.0 * weight).sum(), torch.tensor(2.0), ("x",))]]
     )

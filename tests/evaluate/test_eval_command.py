@@ -10,8 +10,12 @@ import pytest
 
 from ragen.cli import main
 from ragen.evaluate.command import EXAMPLES, parser, read
-from ragen.evaluate.models import LocalModel, ServerModel, local_model
+from ragen.evaluate.models import LocalModel, ServerModel, local_model, models_of_experiment
 from ragen.evaluate.setting import settings
+from ragen.experiment.cell import Options
+from ragen.experiment.plan import expand
+from ragen.experiment.results import write_record
+from ragen.train.manifest import Manifest, write_manifest
 from ragen.typed import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -150,6 +154,26 @@ def test_an_empty_folder_is_no_model(tmp_path):
     (tmp_path / "global_step_3" / "actor").mkdir(parents=True)
     with pytest.raises(ConfigError, match="saved without `model`"):
         local_model(str(tmp_path / "global_step_3"))
+
+
+def test_an_experiment_is_every_one_of_its_runs(tmp_path, monkeypatch):
+    """By its summary log, as a sweep leaves it; a run without a checkpoint is named."""
+    monkeypatch.chdir(tmp_path)
+    plan = expand("model_scaling", Options(gpus=("cpu",), settings=(("models", "pocket,pocket-blank"),)))
+    write_record(plan, plan.cells)
+    log = tmp_path / "log/terminal/sokoban_model_scaling.log"
+    folders = [tmp_path / cell.checkpoint_dir for cell in plan.cells]
+    with pytest.raises(ConfigError, match=r"no checkpoint of sokoban_pocket_ragen_main, .*trainer\.save_freq=N"):
+        models_of_experiment(log)
+    for folder in folders:
+        for step in (1, 20):
+            actor = folder / f"global_step_{step}" / "actor"
+            actor.mkdir(parents=True)
+            (actor / "config.json").write_text("{}")
+            write_manifest(actor.parent, Manifest(step, {"actor": ["model"]}, False, False, True, {}))
+    assert [model.label for model in models_of_experiment(log)] == [
+        f"{folder.name}/global_step_20" for folder in folders
+    ]
 
 
 def test_a_log_of_nothing(tmp_path, capsys):

@@ -318,6 +318,15 @@ def test_the_verb_is_the_documented_command(capsys):
     assert "adapters of rank 4 on pocket-blank" in by_verb
 
 
+def test_help_fits_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as end:
+        main(["sft", "--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert "ragen sft [ENV" in shown and max(map(len, shown.splitlines())) <= 80
+
+
 def test_bad_words_end_with_status_2(capsys):
     assert main(["sft", "sokoban", "sft.training.epochs=0"]) == 2
     assert "sft.training.epochs=0: must be at least 1" in capsys.readouterr().err

@@ -224,7 +224,7 @@ def test_everything_equals_each_bucket_and_term_alone(models, mode):
         ("grad_norm", "bucket_1", 4), ("grad_norm", "bucket_1", 2),
         ("grad_norm", "bucket_2", 0), ("grad_norm", "bucket_2", 3),
     ]  # fmt: skip
-    assert not any(name.startswith(("grad_norm_prefilter", "grad_analysis_prefilter")) for name in metrics)
+    assert not any("_prefilter/" in name for name in metrics)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -238,7 +238,13 @@ def test_the_twin_equals_the_naive_way_whether_advantages_are_the_same_or_not(mo
     metrics, rows = analysis.analyse(batch, config_of(), ours)
     mode = config_of().actor_rollout_ref.actor.loss_agg_mode
     assert_equal(metrics, "grad_norm", theirs, groups, kept, KEPT_BUCKETS, mode)
-    assert_equal(metrics, "grad_norm_prefilter", theirs, groups, everything, ALL_BUCKETS, mode)
+    gradients = assert_equal(metrics, "grad_norm_prefilter", theirs, groups, everything, ALL_BUCKETS, mode)
+    assert metrics["grad_cos_prefilter/task/bucket_1/bucket_2"] == pytest.approx(
+        cosine(gradients["bucket_1", "task"], gradients["bucket_2", "task"]), abs=1e-5
+    )
+    for name, places in ALL_BUCKETS.items():
+        ratio = naive_ratio(theirs, groups, everything, places, mode)
+        assert metrics[f"grad_snr_prefilter/{name}/task"] == pytest.approx(ratio, rel=1e-4)
     assert metrics["grad_analysis_prefilter/source_batch_size"] == 13
     assert sum(row["prefix"] == "grad_norm_prefilter" for row in rows) == 5
 

@@ -1,7 +1,7 @@
 """Where the gradient comes from: that of each bucket of groups and of each term of the loss, from one sweep.
 
     buckets = BUCKETINGS["quantile"](stds_G, 6)         # {"bucket_1": [3, 0], …}: groups by the spread of their rewards
-    after = Sums(buckets, counts_G, ["task", "kl"], parameters, workers, compare=True)
+    after = Sums(buckets, counts_G, ["task", "kl"], parameters, workers)
     sweep(parameters, by_spread(stds_G), {"grad_norm": after}, passes_of, workers)
     after.measured["all"].norms["task"], after.measured["bucket_1"].snr, after.between["bucket_1", "bucket_2"]
 
@@ -37,13 +37,13 @@ snr = 1 * 5 / (2 * 5 - 5) = 1. It is 0 where there is no gradient at all, and No
 is zero they are 0.
 
 **Memory.** A gradient of N weights in float32 takes 4 N bytes: 12.4 GB for the 3.1 billion of Qwen2.5-3B. With k terms
-there are k sums for the bucket at hand, k for `all`, and one for the group at hand: 7 for three terms, 86 GB. For
-`compare` the task gradient of every finished bucket stays in the type of the weights: 6 of 6.2 GB in bf16 (float32
-where the weights are). A twin adds 2 k, 74 GB. What is touched at every pass is made first. A sum lies on the device if
-there is room for two of its size and an eighth of the memory is left to activations, else in main memory. Of several
-workers only the first holds `all` and what is compared. On an H200 with 3.1 billion weights, three terms and gradient
-checkpointing a sweep took 3.1 training passes with all sums on the device; each term whose sum lay in main memory
-added 3 to 4 s to a pass.
+there are k sums for the bucket at hand, k for `all`, and one for the group at hand: 7 for three terms, 86 GB. For the
+cosines between buckets the task gradient of every finished one stays in the type of the weights: 6 of 6.2 GB in bf16
+(float32 where the weights are). A twin needs all of this again. What is touched at every pass is made first. A sum lies
+on the device if there is room for two of its size and an eighth of the memory is left to activations, else in main
+memory. Of several workers only the first holds `all` and what is compared. On an H200 with 3.1 billion weights, three
+terms and gradient checkpointing a sweep took 3.1 training passes with all sums on the device; each term whose sum lay
+in main memory added 3 to 4 s to a pass.
 """
 
 import math
@@ -116,7 +116,7 @@ class Measured:
     norms: dict[str, float]  # of the gradient of each term
     losses: dict[str, float]  # the terms themselves, without coefficients
     cosines: dict[tuple[str, str], float]  # between terms
-    snr: float | None  # of the task's gradient; None for a single group, or where groups are not compared
+    snr: float | None  # of the task's gradient; None for a single group
 
 
 @dataclass
@@ -137,8 +137,7 @@ class _Numbers:
 class Sums:
     """The gradients of buckets, added up group by group: one bucket at a time, in their order.
 
-    `counts_G` are the counts of all groups, by the numbers that the buckets hold. `compare` asks for the cosines
-    between buckets and for signal and noise.
+    `counts_G` are the counts of all groups, by the numbers that the buckets hold.
     """
 
     buckets: Buckets
@@ -146,7 +145,6 @@ class Sums:
     terms: Sequence[str]
     parameters: Sequence[Tensor]
     workers: Workers = ALONE
-    compare: bool = False
     measured: dict[str, Measured] = field(default_factory=dict)
     between: dict[tuple[str, str], float] = field(default_factory=dict)
     total: dict[str, Vector] = field(default_factory=dict)  # of `all`, by term; with the first worker
@@ -155,7 +153,7 @@ class Sums:
         self.bucket_of = {group: name for name, groups in self.buckets.items() for group in groups}
         self.count = {name: sum(self.counts_G[group] for group in groups) for name, groups in self.buckets.items()}
         self.count_of_all = sum(self.count.values())
-        self.group = self._zeros() if self.compare else None
+        self.group = self._zeros()
         # What is made first is likelier to lie on the device: the task's sum is touched but once a group.
         self.bucket = {term: self._zeros() for term in sorted(self.terms, key=TASK.__eq__)}
         self.numbers, self.numbers_of_all = (_Numbers(dict.fromkeys(self.terms, 0.0)) for _ in range(2))
@@ -173,15 +171,14 @@ class Sums:
     def add(self, group: int, term: str, gradient: Sequence[Tensor | None], value: Tensor) -> None:
         """The gradient of one pass over a part of the group."""
         share = self._share(group)
-        add_to(self.group if term == TASK and self.compare else self.bucket[term], gradient, share)
+        add_to(self.group if term == TASK else self.bucket[term], gradient, share)
         self.numbers.losses[term] += share * float(value)
 
     def end_group(self) -> None:
         """All passes over a group are done."""
-        if self.group is not None:
-            self.numbers.squares += products([self.group], self.workers.device)[0][0]
-            add_to(self.bucket[TASK], self.group, 1.0)
-            clear(self.group)
+        self.numbers.squares += products([self.group], self.workers.device)[0][0]
+        add_to(self.bucket[TASK], self.group, 1.0)
+        clear(self.group)
 
     def end_bucket(self, name: str) -> None:
         """All groups of a bucket are done, here and at the other workers."""
@@ -191,8 +188,7 @@ class Sums:
         if self.workers.is_first:
             self.measured[name] = self._measure(self.bucket, self.numbers, len(self.buckets[name]))
             self._add_to_all(self.count[name] / self.count_of_all)
-            if self.compare:
-                self._keep(name)
+            self._keep(name)
         for vector in self.bucket.values():
             clear(vector)
         self.numbers = _Numbers(dict.fromkeys(self.terms, 0.0))
@@ -216,25 +212,23 @@ class Sums:
     def _end(self) -> None:
         """All buckets are done."""
         self.measured[ALL] = self._measure(self.total, self.numbers_of_all, len(self.bucket_of))
-        if self.kept:
-            matrix = products(list(self.kept.values()), self.workers.device)
-            self.between = {
-                (left, right): cosine(matrix, row, column)
-                for (row, left), (column, right) in combinations(enumerate(self.kept), 2)
-            }
-            self.kept = {}
+        matrix = products(list(self.kept.values()), self.workers.device)
+        self.between = {
+            (left, right): cosine(matrix, row, column)
+            for (row, left), (column, right) in combinations(enumerate(self.kept), 2)
+        }
+        self.kept = {}
 
     def _measure(self, vectors: Mapping[str, Vector], numbers: _Numbers, num_groups: int) -> Measured:
         matrix = products([vectors[term] for term in self.terms], self.workers.device)
         places = {term: place for place, term in enumerate(self.terms)}
         squares = {term: matrix[place][place] for term, place in places.items()}
-        ratio = signal_to_noise(num_groups, squares[TASK], numbers.squares) if self.compare else None
         return Measured(
             num_groups,
             norms={term: math.sqrt(square) for term, square in squares.items()},
             losses=dict(numbers.losses),
             cosines={pair: cosine(matrix, *(places[term] for term in pair)) for pair in combinations(self.terms, 2)},
-            snr=ratio,
+            snr=signal_to_noise(num_groups, squares[TASK], numbers.squares),
         )
 
 

@@ -21,27 +21,28 @@ from ragen.typed import ConfigError, RunFailed
 
 STATUSES = {"finished": 0, "failed": 1, "stopped": 3}
 EXAMPLES = """a model is
-  a Hugging Face folder or hub name, pocket, a checkpoint (…/global_step_200), a run folder (its newest checkpoint),
-  or the summary log of an experiment (the newest checkpoint of each of its runs)
+  a Hugging Face folder or hub name, pocket, a checkpoint (.../global_step_200),
+  a run folder (its newest checkpoint), or the summary log of an experiment (the
+  newest checkpoint of each of its runs)
 
 examples:
   ragen eval pocket
   ragen eval pocket --env frozenlake --episodes 128 --samples 8
-  ragen eval checkpoints/RAGEN/pocket-sokoban/global_step_150 pocket --max-turns 5,25
-  ragen eval --api-base http://127.0.0.1:8000/v1 --api-model pocket --env SimpleSokoban --temperature 0
-  ragen eval pocket --output results/mine output.append_timestamp=False --token-ids
+  ragen eval checkpoints/RAGEN/pocket-sokoban pocket --max-turns 5,25
+  ragen eval --api-base http://127.0.0.1:8000/v1 --api-model mine --env sokoban
+  ragen eval pocket --output results/mine --token-ids output.format=jsonl
 
-An interrupted evaluation goes on with the same command. Exit status: 0 done, 1 some episodes failed, 2 wrong usage,
-3 the budget was spent, 130 interrupted.
+An interrupted evaluation goes on with the same command. Exit status: 0 done,
+1 some episodes failed, 2 wrong usage, 3 the budget was spent, 130 interrupted.
 """
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="ragen eval",
-        usage="ragen eval MODEL [MODEL ...] [--env TAG | --config-name RECIPE] [key=value ...] [--dry-run]",
-        description="Play validation levels with one or several models: success, pass@k, return, turns, tokens and "
-        "invalid replies with intervals, beside random and optimal play.",
+        usage="ragen eval MODEL ... [--env TAG | --config-name RECIPE] [key=value ...]",
+        description="Play validation levels with one or several models: success, pass@k, return,\n"
+        "turns, tokens and invalid replies with intervals, and random and optimal play.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

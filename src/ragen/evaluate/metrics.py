@@ -81,10 +81,10 @@ def measure(outcomes: Sequence[Outcome]) -> Measured | None:
         success=rate([fmean(item.success for item in level) for level in levels.values()]),
         pass_at={k: estimate for k in ks_of(levels) if (estimate := pass_rate(levels, k)) is not None},
         mean_return=mean([fmean(item.score for item in level) for level in levels.values()]),
-        turns=mean([fmean(item.num_turns for item in level) for level in levels.values()]),
+        turns=count([fmean(item.num_turns for item in level) for level in levels.values()]),
         tokens=None
         if None in tokens
-        else mean([fmean(item.num_tokens for item in level) for level in levels.values()]),
+        else count([fmean(item.num_tokens for item in level) for level in levels.values()]),
         invalid=ratio(
             [sum(item.num_invalid for item in level) for level in levels.values()],
             [sum(item.num_turns for item in level) for level in levels.values()],
@@ -151,6 +151,12 @@ def mean(values: Sequence[float]) -> Estimate:
         return Estimate(value, None, None)
     reach = quantile(num - 1) * sqrt(variance(values) / num)
     return Estimate(value, value - reach, value + reach)
+
+
+def count(values: Sequence[float]) -> Estimate:
+    """`mean` of numbers that are never negative."""
+    value, low, high = mean(values)
+    return Estimate(value, low if low is None else max(0.0, low), high)
 
 
 def ratio(parts: Sequence[int], wholes: Sequence[int]) -> Estimate:

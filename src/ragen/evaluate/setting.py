@@ -119,11 +119,7 @@ def _check(wanted: Wanted) -> None:
 
 
 def _setting(resolved: Resolved, notes: Sequence[str] = ()) -> Setting:
-    config = resolved.config
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.name != "native":
-        raise ConfigError(f"actor_rollout_ref.rollout.name={rollout.name}: `ragen eval` samples with the native engine")
-    return Setting(config, resolved.start, list(notes))
+    return Setting(resolved.config, resolved.start, list(notes))
 
 
 def _typed(words: Sequence[str]) -> set[str]:

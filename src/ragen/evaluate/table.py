@@ -32,6 +32,7 @@ COLOURS = ".bar.b0{fill:var(--s0)}.bar.b1{fill:var(--s1)}.bar.b2{fill:var(--s2)}
 SWATCHES = "".join(f".swatch.b{index}{{background:var(--s{index})}}" for index in range(4))
 CSS = f"{COLOURS}{SWATCHES}th,td.fit{{white-space:nowrap}}.card{{overflow-x:auto}}"
 MOST_IN_A_CHART = 8
+CHARACTERS_IN_A_CHART = 100  # across
 
 
 # --- cells --------------------------------------------------------------------------------------------------------
@@ -226,9 +227,14 @@ def _plot(rows: Sequence[Row], tag: str) -> str:
     models = list(dict.fromkeys(row.model for row in shown))
     figures = []
     for start in range(0, len(models), MOST_IN_A_CHART):
+        some = models[start : start + MOST_IN_A_CHART]
         groups = [
-            BarGroup(model, "", [_bar(row) for row in shown if row.model == model])
-            for model in models[start : start + MOST_IN_A_CHART]
+            BarGroup(
+                _shortened(model, CHARACTERS_IN_A_CHART // len(some)),
+                "",
+                [_bar(row) for row in shown if row.model == model],
+            )
+            for model in some
         ]
         chart = bar_chart(groups, Axis(percent=True, low=0.0, high=1.0), WIDE, name=f"success in {tag}")
         figures.append(f'<figure class="card">{chart}</figure>')
@@ -238,6 +244,11 @@ def _plot(rows: Sequence[Row], tag: str) -> str:
         f"<section><h2>Success in {escape(tag)}</h2><div class='legend'>{legend}</div>{''.join(figures)}"
         f"<p class='soft small'>{escape(reached)}</p></section>"
     )
+
+
+def _shortened(model: str, room: int) -> str:
+    """The end of a long name, where names of checkpoints differ."""
+    return model if len(model) <= room else f"…{model[-room + 1 :]}"
 
 
 def _bar(row: Row) -> Bar:

@@ -8,6 +8,7 @@ A client sends past replies as text. Tokenised again, a text can become other to
 replies of the last conversations are therefore kept as ids, and found again by their text.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,11 +34,30 @@ class _Kept:
     ended_itself: bool
 
 
+class LockedTokenizer:
+    """A tokenizer for several threads: it changes its own settings from call to call."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer, self._lock = tokenizer, threading.RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._tokenizer, name)
+        if not callable(value):
+            return value
+
+        def locked(*args: Any, **kwargs: Any) -> Any:
+            with self._lock:
+                return value(*args, **kwargs)
+
+        return locked
+
+
 class Renderer:
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
         self.chat = ChatTemplate(tokenizer)
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._lock = threading.Lock()
 
     def ids(self, messages: Sequence[Message]) -> list[int]:
         """The tokens in front of the reply."""
@@ -50,11 +70,12 @@ class Renderer:
         """Keep a reply to these messages: its text, the opening not included, and its ids."""
         past, opening = _parted(messages)
         kept = _Kept(opening, tuple(sampled), ended_itself)
-        for key in (_key(past, opening + text), _key((), opening + text)):
-            self._kept[key] = kept
-            self._kept.move_to_end(key)
-        while len(self._kept) > 2 * MAX_REMEMBERED:
-            self._kept.popitem(last=False)
+        with self._lock:
+            for key in (_key(past, opening + text), _key((), opening + text)):
+                self._kept[key] = kept
+                self._kept.move_to_end(key)
+            while len(self._kept) > 2 * MAX_REMEMBERED:
+                self._kept.popitem(last=False)
 
     def _exact(self, past: Sequence[Message], opening: str) -> list[int]:
         """system, user, assistant, user, …: the pieces that a rollout is made of."""
@@ -70,10 +91,11 @@ class Renderer:
 
     def _find(self, past: Sequence[Message], text: str) -> _Kept:
         """A reply as it was sampled; one of another conversation with the same text; or the text in tokens."""
-        for key in (_key(past, text), _key((), text)):
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+        with self._lock:
+            for key in (_key(past, text), _key((), text)):
+                if key in self._kept:
+                    self._kept.move_to_end(key)
+                    return self._kept[key]
         ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return _Kept("", tuple(ids), ended_itself=False)
 

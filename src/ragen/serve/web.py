@@ -22,7 +22,7 @@ from ragen.engine.base import Sampling
 from ragen.evaluate.models import max_positions
 from ragen.model.load import LoadedModel
 from ragen.serve.batch import Batcher
-from ragen.serve.chat import BadMessages, Renderer
+from ragen.serve.chat import BadMessages, LockedTokenizer, Renderer
 from ragen.serve.engine import NO_LIMIT, Reply, StreamingEngine, Token
 from ragen.typed import ConfigError, nearest_of
 
@@ -68,9 +68,9 @@ class Server:
     def __init__(
         self, loaded: LoadedModel, name: str, host: str = "127.0.0.1", port: int = 0, max_model_len: int | None = None
     ):
-        self.name, self.tokenizer = name, loaded.tokenizer
+        self.name, self.tokenizer = name, LockedTokenizer(loaded.tokenizer)
         self.names = {name, loaded.source.name}
-        self.renderer = Renderer(loaded.tokenizer)
+        self.renderer = Renderer(self.tokenizer)
         self.limit = max_model_len or max_positions(loaded.source.model_folder) or UNKNOWN_LENGTH
         self.created = int(time.time())
         engine = StreamingEngine(loaded.model, loaded.tokenizer, self.renderer.chat.end_of_turn_id)
@@ -383,6 +383,7 @@ class _Handler(BaseHTTPRequestHandler):
             if answer is not None:
                 self._send(200, answer)
         except BadRequest as error:
+            self.close_connection = True  # a body may be left that nobody has read
             self._send(error.status, error.body)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
@@ -430,5 +431,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(content)

@@ -18,8 +18,8 @@ Names, with `<bucket>` one of bucket_1 … (the least spread of rewards first) a
     grad_norm/<bucket>/per_sample/<term>       that over the number of sequences; per_token over that of sampled tokens
     grad_norm/<bucket>/loss/policy, …, total   the plain terms, and their sum with coefficients, as in the update
     grad_norm/<bucket>/sample_count, sample_pct, group_rv_count, reward_std_mean, reward_std_min, reward_std_max
-    grad_norm_prefilter/…                      the same of the twin
-    grad_cos/…, grad_snr/…                     see `diagnose.gradients`; after the filter only
+    grad_cos/…, grad_snr/…                     see `diagnose.gradients`
+    grad_norm_prefilter/…, grad_cos_prefilter/…, grad_snr_prefilter/…   the same of the twin
     actor/grad_norm/<term>, actor/loss/<name>  those of `all`, after the filter
     grad_analysis/…, grad_analysis_prefilter/… which batch it was
 
@@ -177,19 +177,16 @@ def analyse(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     counts_G = [count_of(samples, config.actor_rollout_ref.actor.loss_agg_mode) for samples in samples_G]
     sums = {
-        prefix: Sums(
-            buckets_of(stds_G, list(of_group), config), counts_G, term_names(config), parameters, workers,
-            compare=prefix == AFTER,
-        )
+        prefix: Sums(buckets_of(stds_G, list(of_group), config), counts_G, term_names(config), parameters, workers)
         for prefix, of_group in targets.items()
-    }  # fmt: skip
+    }
     passes = _Passes(samples_G, targets, config, model, workers, reference, on_samples)
     sweep(parameters, _order(batch), sums, passes, workers)
     metrics = _describe(batch, samples_G, config)
     for prefix, part in sums.items():
-        metrics |= _bucket_metrics(prefix, part, stds_G, samples_G, passes.coefficients)
+        metrics |= _bucket_metrics(prefix, part, stds_G, samples_G, passes.coefficients) | _comparisons(prefix, part)
     if AFTER in sums:
-        metrics |= _comparisons(sums[AFTER]) | _mirrored(sums[AFTER], passes.coefficients)
+        metrics |= _mirrored(sums[AFTER], passes.coefficients)
     rows = [row for prefix, part in sums.items() for row in _rows(prefix, part.buckets, batch.selection)]
     return workers.agree(metrics), rows
 
@@ -343,14 +340,15 @@ def _losses(measured: Measured, coefficients: Mapping[str, float]) -> dict[str, 
     return losses | {"loss/total": sum(coefficients[term] * value for term, value in measured.losses.items())}
 
 
-def _comparisons(sums: Sums) -> dict[str, float]:
+def _comparisons(prefix: str, sums: Sums) -> dict[str, float]:
     """How buckets and terms pull with or against each other, and whether groups pull together."""
-    metrics = {f"grad_cos/{TASK}/{left}/{right}": value for (left, right), value in sums.between.items()}
+    cosines, ratios = (prefix.replace(AFTER, name) for name in ("grad_cos", "grad_snr"))
+    metrics = {f"{cosines}/{TASK}/{left}/{right}": value for (left, right), value in sums.between.items()}
     for bucket, measured in sums.measured.items():
-        metrics |= {f"grad_cos/{bucket}/{left}_{right}": value for (left, right), value in measured.cosines.items()}
-        metrics[f"grad_snr/{bucket}/num_groups"] = float(measured.num_groups)
+        metrics |= {f"{cosines}/{bucket}/{left}_{right}": value for (left, right), value in measured.cosines.items()}
+        metrics[f"{ratios}/{bucket}/num_groups"] = float(measured.num_groups)
         if measured.snr is not None:
-            metrics[f"grad_snr/{bucket}/{TASK}"] = measured.snr
+            metrics[f"{ratios}/{bucket}/{TASK}"] = measured.snr
     return metrics
 
 
