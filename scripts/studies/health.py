@@ -32,10 +32,10 @@ ACTOR, FILTER = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.rollout_fi
 NO_FILTER = (f"{FILTER}value=1.0", f"{FILTER}include_zero=True")
 SCENARIOS: dict[str, tuple[str, ...]] = {
     "healthy": ("frozenlake",),
-    "healthy, KL": ("frozenlake", f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.01"),
-    "healthy, entropy": ("frozenlake", f"{ACTOR}.entropy_coeff=0.001"),
-    "healthy, Sokoban": ("sokoban",),
-    "no filter, Sokoban": ("sokoban", *NO_FILTER),
+    "KL": ("frozenlake", f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.01"),
+    "entropy": ("frozenlake", f"{ACTOR}.entropy_coeff=0.001"),
+    "Sokoban": ("sokoban",),
+    "Sokoban no filter": ("sokoban", *NO_FILTER),
     "high rate": ("frozenlake", f"{ACTOR}.optim.lr=1e-2", *NO_FILTER),
     "entropy only": ("frozenlake", "algorithm.zero_task_advantage=True", f"{ACTOR}.entropy_coeff=0.1", *NO_FILTER),
     "no baseline": ("frozenlake", "algorithm.adv_estimator=arpo", f"{ACTOR}.optim.lr=1e-3", *NO_FILTER),
@@ -59,26 +59,18 @@ class Judged:
 
 
 def train(scenario: str, seed: int, folder: Path) -> None:
-    environment, *words = SCENARIOS[scenario]
-    words = [
-        environment,
-        *SMALL,
-        *words,
-        f"seed.train={10_000 + 100_000 * seed}",
-        f"trainer.default_local_dir={folder}",
-    ]
+    own = (f"seed.train={10_000 + 100_000 * seed}", f"trainer.default_local_dir={folder}")
     print(f"{scenario}, seed {seed} …", file=sys.stderr, flush=True)
-    command, threads = [sys.executable, "-m", "ragen", "train", *words], {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, stdout=subprocess.DEVNULL, env=os.environ | threads)
+    command = [sys.executable, "-m", "ragen", "train", *SCENARIOS[scenario], *SMALL, *own]
+    ended = subprocess.run(command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert ended.returncode in (0, 3), f"{scenario}, seed {seed}: exit status {ended.returncode}"
 
 
 def fall(folder: RunFolder) -> int | None:
     """The validation at which success has fallen."""
     files = folder.episode_files("val")
-    won = [
-        [item["success"] for item in sorted(read_episodes(file.path), key=lambda item: item["seed"])] for file in files
-    ]
+    played = [sorted(read_episodes(file.path), key=lambda episode: episode["seed"]) for file in files]
+    won = [[episode["success"] for episode in episodes] for episodes in played]
     best, low = won[0], []
     for now in won:
         low.append(any(paired_difference(before, now).high < 0 for before in (won[0], best)))
@@ -139,9 +131,7 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, help="draw what is there into this file")
     options = parser.parse_args()
     keys = [(name, seed) for seed in options.seeds for name in options.only]
-    folders = {
-        key: RunFolder(options.output / f"{key[0].replace(', ', '-').replace(' ', '_')}-s{key[1]}") for key in keys
-    }
+    folders = {(name, seed): RunFolder(options.output / f"{name.replace(' ', '_')}-s{seed}") for name, seed in keys}
     if not options.only_table:
         todo = [(*key, folder.path) for key, folder in folders.items() if not folder.finished_path.exists()]
         with ThreadPoolExecutor(max_workers=2) as pool:

@@ -28,9 +28,11 @@ COMMON = (
     f"{ROLLOUT}.max_model_len=2048",
     "micro_batch_size_per_gpu=32",
     "log_prob_micro_batch_size_per_gpu=64",
+    "data.val_batch_size=128",
 )
 DOCUMENTED = ("sft.data_generation.train_size=2000", "sft.data_generation.test_size=200", "sft.training.epochs=5")
-SHORT = {"300": 300, "600": 600, "1200": 1200}  # levels, two epochs each
+# Few levels, two epochs: with the documented adapter, and with all weights.
+SHORT = {"lora-1500": (1500, 64), "lora-3000": (3000, 64), "full-600": (600, 0), "full-1500": (1500, 0)}
 FILTERS = {
     "filter": (f"{ROLLOUT}.rollout_filter_value=0.9", f"{ROLLOUT}.rollout_filter_include_zero=False"),
     "nofilter": (f"{ROLLOUT}.rollout_filter_value=1.0", f"{ROLLOUT}.rollout_filter_include_zero=True"),
@@ -43,7 +45,7 @@ RL = (
     "trainer.test_freq=25",
     "ppo_mini_batch_size=32",
     f"{ACTOR}.optim.lr=1e-5",
-    "critic.optim.lr=1e-4",
+    "critic.optim.lr=3e-5",
     f"{ACTOR}.entropy_coeff=0.001",
     "collapse_detection.compute_freq=25",
 )
@@ -60,14 +62,7 @@ def supervised(model: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
     for game, recipe in GAMES.items():
         sizes = {"documented": DOCUMENTED}
         if game == "sokoban":
-            sizes |= {
-                f"short-{name}": (
-                    f"sft.data_generation.train_size={size}",
-                    "sft.data_generation.test_size=50",
-                    "sft.training.epochs=2",
-                )
-                for name, size in SHORT.items()
-            }
+            sizes |= {f"short-{name}": _short(*size) for name, size in SHORT.items()}
         for size, words in sizes.items():
             name = f"sft-{game}-{size}"
             found[name] = (
@@ -84,6 +79,24 @@ def supervised(model: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
                 ],
             )
     return found
+
+
+def _short(num_levels: int, rank: int) -> tuple[str, ...]:
+    return (
+        f"sft.data_generation.train_size={num_levels}",
+        "sft.data_generation.test_size=50",
+        "sft.training.epochs=2",
+        f"sft.training.lora_rank={rank}",
+    )
+
+
+def untrained(model: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
+    """The model as it came, in both games."""
+    words = [f"model_path={model}", "trainer.val_only=True", "trainer.logger=[console]", *COMMON]
+    return {
+        f"base-{game}": (recipe, [*words, f"trainer.default_local_dir={folder / f'base-{game}'}"])
+        for game, recipe in GAMES.items()
+    }
 
 
 def reinforced(model: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
@@ -113,7 +126,7 @@ def plan(path: Path, model: str, folder: Path, more: list[str]) -> None:
     from ragen.config.compose import resolve
     from ragen.config.tree import to_dict
 
-    runs = supervised(model, folder) | reinforced(model, folder)
+    runs = supervised(model, folder) | untrained(model, folder) | reinforced(model, folder)
     configs = {
         name: to_dict(resolve([*words, *more], recipe, environ={}).config) for name, (recipe, words) in runs.items()
     }
@@ -125,30 +138,27 @@ def one(path: Path, name: str, model: str | None) -> None:
     """One run in this process."""
     from ragen.config.schema import Config
     from ragen.config.tree import build
-    from ragen.train import train
+    from ragen.train import train_any
 
     config = build(Config, yaml.safe_load(path.read_text())[name])
-    if config.rl_or_sft == "sft":
-        from ragen.sft.run import fine_tune
-
-        fine_tune(config)
-        return
-    if model is not None:
+    if model is not None and config.rl_or_sft == "rl":
         ours = replace(config.actor_rollout_ref, model=replace(config.actor_rollout_ref.model, path=model))
         critic = replace(config.critic, model=replace(config.critic.model, path=model))
         config = replace(config, model_path=model, actor_rollout_ref=ours, critic=critic)
-    train(config)
+    train_any(config)
 
 
 def run(path: Path, at_once: int) -> None:
     configs = yaml.safe_load(path.read_text())
-    tuned = [name for name in configs if name.startswith("sft-")]
-    others = [name for name in configs if name not in tuned]
-    _run_all(path, tuned, None, at_once)
-    folder = Path(configs[tuned[0]]["sft"]["output_dir"]).parent
+    short = [name for name in configs if "-short-" in name]
+    _run_all(path, short, None, at_once)
+    folder = Path(configs[short[0]]["sft"]["output_dir"]).parent
+    before = [name for name in configs if name.startswith("base-")]
     chosen = choose(folder)
     print(f"RL starts from {chosen}", flush=True)
+    others = [name for name in configs if name not in (*short, *before)]
     _run_all(path, others, str(folder / chosen / "merged_model"), at_once)
+    _run_all(path, before, None, at_once)
 
 
 def _run_all(path: Path, names: list[str], model: str | None, at_once: int) -> None:

@@ -30,7 +30,7 @@ def assert_matches(tree: dict, published: dict) -> None:
     )
 
 
-@pytest.mark.parametrize("recipe", ["base", "_1_bandit", "_2_sokoban", "_3_frozen_lake"])
+@pytest.mark.parametrize("recipe", ["base", "eval", "_1_bandit", "_2_sokoban", "_3_frozen_lake"])
 def test_recipe_matches_the_tables(recipe):
     tree = leaves(resolve([], config_name=recipe, environ={}).config)
     published = PUBLISHED["base"] | ({} if recipe == "base" else PUBLISHED[recipe])
@@ -59,7 +59,7 @@ def test_exceptions_are_documented():
 def test_every_default_differs_from_nothing_it_should_not():
     """A recipe changes what its table lists and nothing else."""
     base = leaves(resolve([], environ={}).config)
-    for recipe in ("_1_bandit", "_2_sokoban", "_3_frozen_lake"):
+    for recipe in ("eval", "_1_bandit", "_2_sokoban", "_3_frozen_lake"):
         tree = leaves(resolve([], config_name=recipe, environ={}).config)
         changed = {key for key in tree if tree[key] != base.get(key)}
         assert changed <= set(PUBLISHED[recipe])

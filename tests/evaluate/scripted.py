@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Scripted:
-    """An OpenAI-like server: `answer(body)` gives a status, a JSON body and headers."""
+    """An OpenAI-like server: `answer(body)` gives a status (0: none at all), a JSON body and headers."""
 
     def __init__(self, answer, port=0):
         self.answer, self.bodies, self.headers = answer, [], []
@@ -23,6 +23,8 @@ class Scripted:
                 outer.bodies.append(body)
                 outer.headers.append(dict(self.headers))
                 status, content, *headers = outer.answer(body)
+                if status == 0:  # killed: the connection ends without a word
+                    return
                 data = json.dumps(content).encode()
                 self.send_response(status)
                 for name, value in (headers[0] if headers else {}).items():

@@ -135,6 +135,7 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
         ("pocket output.filename=a/b", "its folder is output.dir"),
         ("pocket output.keep_batch_keys=[ids]", "output.keep_batch_keys: there is no 'ids'"),
         ("pocket output.fromat=pkl", "did you mean output.format?"),
+        ("pocket model_path=other", "a model is named without a key"),
         ("--api-base http://x/v1", "belong together"),
         ("--api-model m", "belong together"),
         ("--api-base x/v1 --api-model m", "must begin with http:// or https://"),
@@ -159,7 +160,8 @@ def test_an_empty_folder_is_no_model(tmp_path):
 def test_an_experiment_is_every_one_of_its_runs(tmp_path, monkeypatch):
     """By its summary log, as a sweep leaves it; a run without a checkpoint is named."""
     monkeypatch.chdir(tmp_path)
-    plan = expand("model_scaling", Options(gpus=("cpu",), settings=(("models", "pocket,pocket-blank"),)))
+    plan = expand("model_scaling", Options(gpus=("cpu",), settings=(("model", "pocket,pocket-blank"),)))
+    (tmp_path / "log/terminal").mkdir(parents=True)
     write_record(plan, plan.cells)
     log = tmp_path / "log/terminal/sokoban_model_scaling.log"
     folders = [tmp_path / cell.checkpoint_dir for cell in plan.cells]

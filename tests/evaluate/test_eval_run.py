@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from scripted import reply, scripted_server
@@ -26,6 +27,7 @@ from ragen.serve.web import Server
 from ragen.train.checkpoint import CheckpointStore, Parts, part_of
 from ragen.train.validation import Validator, requests
 
+PAGE = Path(__file__).parents[2] / "docs/evaluation.md"
 POCKET = LocalModel("pocket", "pocket")
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
@@ -284,6 +286,14 @@ def test_the_whole_command(tmp_path, capsys):
     assert f"report: {tmp_path / 'val_rollouts.html'}" in out
     assert "6 of 6 episodes" in err and "pkl" not in err
     assert len(json.loads((tmp_path / "val_rollouts.jsonl").read_text().splitlines()[0])["messages"]) >= 3
+
+
+def test_the_python_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    assert capsys.readouterr().out.startswith("finished Estimate(value=")
+    assert len(list((tmp_path / "results/eval").glob("val_rollouts_*.jsonl"))) == 1
 
 
 def test_a_server_that_is_gone_is_a_failed_run_that_can_go_on(tmp_path, capsys):

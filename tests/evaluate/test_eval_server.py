@@ -173,6 +173,34 @@ def test_a_server_that_refuses_prefill_gets_none_and_the_opening_is_not_doubled(
         assert talk.replies[0].stopped_by == "answer" and not talk.failure
 
 
+@pytest.mark.parametrize(
+    ("without", "with_it", "refused"),
+    [
+        ("<think>Up.</think><answer>Up</answer>", "<think>Up.</think><answer>Up", ["prefill", "stop text"]),
+        ("Up.</think><answer>Up</answer>", "Up.</think><answer>Up", ["stop text"]),
+        ("<think>Up.</think><answer>Up</answer>", "<think>Up.</think><answer>Up</answer>", ["prefill"]),
+    ],
+)
+def test_a_server_that_ignores_what_it_does_not_know_is_found_out(without, with_it, refused):
+    """It takes every field, strips the stop text or begins a message of its own: the reply is asked for again."""
+    with scripted_server(lambda body: (200, reply(with_it if "stop" in body else without))) as server:
+        talks = [Talk(), Talk()]
+        engine = engine_for(server, concurrency=1)
+        engine.run(talks, SAMPLING)
+    assert engine.was_refused == refused
+    assert len(server.bodies) == 3  # once more, and then no more
+    for talk in talks:
+        assert text_of(talk.replies[0]) == "Up.</think><answer>Up</answer>"
+
+
+def test_a_model_that_ends_inside_its_answer_is_no_server_that_ignores():
+    with scripted_server(lambda body: (200, reply("Up.</think><answer>Up", stop_reason=None))) as server:
+        talk = Talk()
+        engine = engine_for(server)
+        engine.run([talk], SAMPLING)
+    assert engine.was_refused == [] and talk.replies[0].stopped_by == "end_of_turn"
+
+
 def test_the_other_name_of_the_limit_is_tried():
     def answer(body):
         if "max_tokens" in body:
@@ -244,6 +272,17 @@ def test_pauses_grow_and_a_server_s_own_is_honoured():
         assert client.post("/chat/completions", {}) == {"fine": True}
     assert waits == [0.5, 7.0, 2.0, 4.0]
     assert client.num_retries == 4 and client.budget.num_requests == 5
+
+
+def test_a_connection_that_breaks_is_tried_again():
+    answers = iter([(0, {}), (0, {}), (200, reply("x"))])
+    with scripted_server(lambda body: next(answers)) as server:
+        told, talk = [], Talk()
+        engine = engine_for(server, note=told.append)
+        waits = waits_of(engine.client)
+        engine.run([talk], SAMPLING)
+    assert text_of(talk.replies[0]) == "x" and waits == [0.25, 0.5]
+    assert len(told) == 1 and "no connection" in told[0]
 
 
 def test_jitter_is_half_of_a_pause():

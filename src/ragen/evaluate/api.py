@@ -8,9 +8,9 @@ tokens that no text holds. So the window modes, the forced opening and the parsi
 a prompt's tokens are read back as messages.
 
 The forced opening of a reply goes out as a trailing assistant message (prefill), with the two fields by which servers
-continue it. One that refuses them gets none from then on, and a reply that repeats the opening loses it.
-In the same way `</answer>` is sent as a stop text only together with the field that keeps it in the reply; otherwise
-the reply is cut there when it has arrived.
+continue it. One that refuses or ignores them gets none from then on, and a reply that repeats the opening loses it.
+In the same way `</answer>` is sent as a stop text only together with the field that keeps it in the reply; where that
+is not heeded, the reply is cut there when it has arrived.
 """
 
 import email.utils
@@ -34,7 +34,7 @@ from ragen.typed import ConfigError, RunFailed
 LAST_CHARACTER = 0x10FFFF
 SYSTEM, USER, ASSISTANT, END, CUT = range(LAST_CHARACTER + 1, LAST_CHARACTER + 6)
 ROLES = {SYSTEM: "system", USER: "user", ASSISTANT: "assistant"}
-ANSWER_END = TAGS[-1]
+ANSWER_START, ANSWER_END = TAGS[-2:]
 
 PREFILL_FIELDS = {"add_generation_prompt": False, "continue_final_message": True}
 STOP_FIELDS = {"stop": [ANSWER_END], "include_stop_str_in_output": True}
@@ -295,8 +295,17 @@ class ServerEngine:
         self.prefill, self.stops, self.limit_name = prefill, True, "max_tokens"
         self.was_refused: list[str] = []  # what the server would not do, in words
         self.num_left = 0  # conversations that the budget did not allow
-        self._has_answered = False
+        self._has_answered = self._heeds_prefill = self._heeds_stops = False
         self._lock = threading.Lock()
+
+    def learn_from(self, other: "ServerEngine") -> None:
+        """What the server is known to do and not to do."""
+        self.prefill, self.stops, self.limit_name = other.prefill, other.stops, other.limit_name
+        self._has_answered, self._heeds_prefill, self._heeds_stops = (
+            other._has_answered,
+            other._heeds_prefill,
+            other._heeds_stops,
+        )
 
     def run(
         self,
@@ -380,11 +389,13 @@ class ServerEngine:
             features = (self.prefill, self.stops, self.limit_name)
             try:
                 answer = self.client.post("/chat/completions", self._body(held, prompt, sampling, features))
-                self._has_answered = True
-                return answer
             except Refused as error:
                 if error.status not in (400, 422) or not self._do_without(error, features):
                     raise
+                continue
+            self._has_answered = True
+            if not self._was_ignored(answer, messages_of(held)[-1]["content"], sampling, features):
+                return answer
 
     def _body(
         self, held: Sequence[int], prompt: Prompt, sampling: Sampling, features: tuple[bool, bool, str]
@@ -429,13 +440,38 @@ class ServerEngine:
                 self.was_refused.append("stop text")
             return without_prefill or without_stops
 
+    def _was_ignored(
+        self, answer: Mapping[str, Any], opening: str, sampling: Sampling, tried: tuple[bool, bool, str]
+    ) -> bool:
+        """Whether the server takes a field and does not heed it, as its first replies show; it is then asked again.
+
+        A reply that begins with the opening was not continued. One that ends inside its answer has lost the stop text,
+        unless the server tells why it stopped: then the model itself ended there.
+        """
+        choice = _choice(answer)
+        text, reason = choice["text"], choice.get("finish_reason")
+        with self._lock:
+            if tried[:2] != (self.prefill, self.stops):
+                return True  # another thread has found out
+            ignored = []
+            if self.prefill and not self._heeds_prefill:
+                self._heeds_prefill = not text.lstrip().startswith(opening)
+                ignored += [] if self._heeds_prefill else ["prefill"]
+            if self.stops and sampling.stop_at_answer and not self._heeds_stops:
+                self._heeds_stops = ANSWER_END in text or "stop_reason" in choice
+                is_open = ANSWER_START in opening + text and reason == "stop"
+                ignored += ["stop text"] if is_open and not self._heeds_stops else []
+            self.prefill &= "prefill" not in ignored
+            self.stops &= "stop text" not in ignored
+            self.was_refused += ignored
+            return bool(ignored)
+
     def _read(self, answer: Mapping[str, Any], opening: str, sampling: Sampling) -> Sampled:
         """The reply as characters, and why it ended."""
-        choice = (answer.get("choices") or [{}])[0]
-        text, reason = (choice.get("message") or {}).get("content"), choice.get("finish_reason")
+        choice = _choice(answer)
+        text, reason = choice["text"], choice.get("finish_reason")
         if reason not in ("stop", "length"):
             raise _Unusable(f"a reply that ended by {reason}")
-        text = text or ""
         if not self.prefill and text.lstrip().startswith(opening):
             text = text.lstrip().removeprefix(opening)
         stopped_by = "end_of_turn" if reason == "stop" else "length"
@@ -446,6 +482,12 @@ class ServerEngine:
         ids = [*map(ord, text)] + [END] * (stopped_by == "end_of_turn")
         ids = ids or [CUT]
         return Sampled(tuple(ids), (0.0,) * len(ids), stopped_by)
+
+
+def _choice(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The first choice of an answer, with its text; both may be missing."""
+    choice = (answer.get("choices") or [{}])[0]
+    return choice | {"text": (choice.get("message") or {}).get("content") or ""}
 
 
 class _Unusable(Exception):

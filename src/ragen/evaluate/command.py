@@ -28,7 +28,7 @@ EXAMPLES = """a model is
 examples:
   ragen eval pocket
   ragen eval pocket --env frozenlake --episodes 128 --samples 8
-  ragen eval checkpoints/RAGEN/pocket-sokoban pocket --max-turns 5,25
+  ragen eval checkpoints/RAGEN/mine/global_step_150 pocket --max-turns 5,25
   ragen eval --api-base http://127.0.0.1:8000/v1 --api-model mine --env sokoban
   ragen eval pocket --output results/mine --token-ids output.format=jsonl
 

@@ -172,7 +172,7 @@ def local_player(model: LocalModel, note: Callable[[str], None] = lambda text: N
 def _server_player(model: ServerModel, options: ServerOptions, note: Callable[[str], None]) -> Player:
     budget = Budget(options.max_requests, options.max_tokens)
     key = environ.get(model.key_variable, "")
-    client = Client(model.base, key, options.patience_s, options.timeout_s, budget, note=lambda text: note(text))
+    client = Client(model.base, key, options.patience_s, options.timeout_s, budget, note)
     engines: list[ServerEngine] = []
 
     def make(config: Config) -> ServerEngine:
@@ -181,7 +181,7 @@ def _server_player(model: ServerModel, options: ServerOptions, note: Callable[[s
         before = engines[-1] if engines else None
         engine = ServerEngine(client, model.name, limit, options.concurrency, options.prefill)
         if before is not None:  # what the server refused once it refuses again
-            engine.prefill, engine.stops, engine.limit_name = before.prefill, before.stops, before.limit_name
+            engine.learn_from(before)
         engines.append(engine)
         return engine
 

@@ -22,6 +22,7 @@ from ragen.config.starts import recipe_of
 from ragen.env.base import SPLITS
 from ragen.env.registry import catalogue
 from ragen.evaluate.models import Model
+from ragen.play import ENVIRONMENTS
 from ragen.report.folder import RunFolder
 from ragen.typed import ConfigError, nearest_of
 
@@ -30,14 +31,6 @@ GROUPS, SAMPLES = "es_manager.val.env_groups", "es_manager.val.group_size"
 TAGS, SHARES = "es_manager.val.env_configs.tags", "es_manager.val.env_configs.n_groups"
 MAX_TURN, LENGTH = "agent_proxy.max_turn", "actor_rollout_ref.rollout.max_model_len"
 TEMPERATURE = "actor_rollout_ref.rollout.val_kwargs.temperature"
-# Short names for tags, as `ragen play` has them.
-ENVIRONMENTS = {
-    "sokoban": "CoordSokoban",
-    "frozenlake": "CoordFrozenLake",
-    "frozen_lake": "CoordFrozenLake",
-    "bandit": "Bandit",
-    "two_armed_bandit": "TwoArmedBandit",
-}
 
 
 @dataclass(frozen=True)
@@ -90,6 +83,9 @@ def resolve_setting(wanted: Wanted, words: Sequence[str]) -> Resolved:
     for key in given:
         if key in typed:
             raise ConfigError(f"{OPTIONS[key]} and {key} say the same thing: keep one of them")
+    for key in ("model_path", "model.base_model"):
+        if key in typed:
+            raise ConfigError(f"{key}: a model is named without a key, such as `ragen eval {model.name}`")
     of_run = _tags_of_run(wanted)
     if of_run:
         return _of_run(model.run_folder, of_run, given, [path, *words])

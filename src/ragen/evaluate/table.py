@@ -150,7 +150,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
             continue
         table = Table(title=tag, title_justify="left", box=None, header_style="dim", pad_edge=False)
         for heading in headings(rows):
-            table.add_column(heading)
+            table.add_column(heading, overflow="fold")
         for texts in table_rows(rows, tag):
             table.add_row(*texts)
         console.print(table, markup=False, highlight=False)
