@@ -50,11 +50,6 @@ H200 = replace(LAPTOP, gpus=(Gpu("NVIDIA H200", 139 * GIB),), hub_answers=True, 
 DENSE = Experiment("top-p", QWEN_3B_BASE, (*doctor.V2, *doctor.KL), "_2_sokoban")
 
 
-@pytest.fixture
-def everything_is_built(monkeypatch):
-    monkeypatch.setattr("ragen.train.supported.check", lambda config: None)
-
-
 # --- arithmetic ---------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +176,6 @@ def test_every_documented_command_resolves(experiment):
         assert (asked == "pocket") == (model is POCKET)
 
 
-@pytest.mark.usefixtures("everything_is_built")
 def test_one_large_gpu_runs_all_that_takes_one():
     verdicts = {(item.title, item.model.short_name): judge(item, H200) for item in EXPERIMENTS}
     assert verdicts.pop(("sokoban, 2 GPUs", "Qwen2.5-7B")).why == "it takes 2 GPUs, here is 1"
@@ -190,7 +184,6 @@ def test_one_large_gpu_runs_all_that_takes_one():
     assert {verdict.here for verdict in verdicts.values()} == {"yes"}
 
 
-@pytest.mark.usefixtures("everything_is_built")
 @pytest.mark.parametrize(
     ("model", "changes", "here", "why", "instead"),
     [
@@ -211,21 +204,6 @@ def test_verdicts(model, changes, here, why, instead):
     verdict = judge(Experiment("", model, words), replace(LAPTOP, **changes))
     assert (verdict.here, verdict.instead) == (here, instead)
     assert why in verdict.why
-
-
-def test_what_is_not_built_is_named(monkeypatch):
-    from ragen.typed import ConfigError
-
-    def refuse(config):
-        raise ConfigError(
-            "this version cannot train that:\n  - algorithm.adv_estimator=gae: this version trains with grpo, brpo\n"
-            "  - a KL term (KL loss with coefficient 0.1) is not built yet\n--dry-run shows"
-        )
-
-    monkeypatch.setattr("ragen.train.supported.check", refuse)
-    verdict = judge(EXPERIMENTS[2], H200)
-    assert (verdict.here, verdict.instead) == ("no", "")
-    assert verdict.why == "not in this version: algorithm.adv_estimator=gae, a KL term"
 
 
 # --- packages and caches ------------------------------------------------------------------------------------------
@@ -268,7 +246,6 @@ def test_models_in_the_cache(tmp_path):
 # --- the screen ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("everything_is_built")
 def test_one_screen_that_fits():
     verdicts = [(item, judge(item, LAPTOP)) for item in EXPERIMENTS]
     for width in (40, 80, 120):

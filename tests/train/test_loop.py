@@ -13,13 +13,11 @@ from ragen.model.load import find_model, load_model
 from ragen.model.policy import score
 from ragen.report.folder import RunFolder, read_episodes
 from ragen.rollout.batch import pack, samples_of
-from ragen.train import supported
 from ragen.train.levels import levels
 from ragen.train.loop import train
 from ragen.train.score import Scorer, by_sample
 from ragen.train.signal import estimate, experience_of, keep_groups, scores_of
 from ragen.train.workers import ALONE
-from ragen.typed import ConfigError
 from ragen.types import Episode, Group, Turn
 
 SMALL = [
@@ -209,17 +207,6 @@ def test_a_run_with_the_other_choices(tmp_path):
     last = folder.read_metrics().rows[-1]
     assert last["rollout/filter_kept_count"] == 2 and last["rollout/in_group_entropy_mean"] > 0
     assert last["train/batch_size"] > 8  # one sample a turn
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["agent_proxy.use_turn_scores=True", "agent_proxy.reward_normalization.method=mean"], "choose one of them"),
-    ],
-)
-def test_what_is_not_built_is_refused_not_ignored(words, message):
-    with pytest.raises(ConfigError, match=message):
-        supported.check(resolve(["sokoban", *SMALL, *words], environ={}).config)
 
 
 def test_a_stored_config_runs_again(finished, tmp_path):

@@ -45,8 +45,6 @@ def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> li
     same: dict[tuple, list[Cell]] = {}
     for cells in _to_resolve(plan, (set() if seen is None else seen) if dry_run else None):
         resolved = _resolved(cells[0], on_cpu)
-        if not dry_run:
-            _check_supported(cells[0], resolved.config)
         _check_names(cells[0], resolved.config, plan.built_on.get(cells[0].start, {}))
         notes |= dict.fromkeys(resolved.notes)
         same.setdefault(_essence(resolved.config), []).extend(cells)
@@ -110,15 +108,6 @@ def _check_names(cell: Cell, config: Any, built_on: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"{cell.name} counts on {key}={text}, and its config has {value_at(config, key)}: write it as {key}=…"
             )
-
-
-def _check_supported(cell: Cell, config: Any) -> None:
-    from ragen.train import supported
-
-    try:
-        supported.check(config)
-    except ConfigError as error:
-        raise ConfigError(f"{cell.name}: {error}") from error
 
 
 def _essence(config: Any) -> tuple:

@@ -23,13 +23,11 @@ class _Train(ModuleType):
         """Train, and return how it ended. Bad words raise `ragen.typed.ConfigError` before anything is loaded."""
         from ragen.config.compose import resolve
         from ragen.config.schema import Config
-        from ragen.train import supported
 
         if len(words) == 1 and isinstance(words[0], Config):
             config = words[0]
         else:
             config = resolve(list(words), config_name, config_dir).config
-        supported.check(config)
         return train_any(config)
 
 

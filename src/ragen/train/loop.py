@@ -33,7 +33,7 @@ from ragen.model.lora import BaseModel, add_adapters
 from ragen.rollout.batch import Sample, samples_of
 from ragen.rollout.collect import GroupRequest, World, collect
 from ragen.rollout.summary import num_sampled, summarize
-from ragen.train import analysis, memory, supported
+from ragen.train import analysis, memory
 from ragen.train.analysis import Batch, Seen
 from ragen.train.checkpoint import CheckpointStore, Parts, part_of, restore
 from ragen.train.clock import Clock, Totals
@@ -66,7 +66,6 @@ class Run:
 
 def train(config: Config) -> Run:
     """Train to the end of the budget, to a rule that stops the run, or until interrupted."""
-    supported.check(config)
     with ExitStack() as stack:
         stack.enter_context(devices.visible(config.system.CUDA_VISIBLE_DEVICES))
         workers = Workers.join()
