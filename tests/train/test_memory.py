@@ -146,10 +146,13 @@ def test_other_errors_are_left_alone(tmp_path):
         raise RuntimeError("shapes")
 
 
-def test_the_peak_of_a_gpu_is_its_own(monkeypatch):
+@pytest.mark.parametrize(("free", "others"), [(4.5, ""), (1, ", of which other processes hold 4.0 GiB now")])
+def test_the_peak_of_a_gpu_is_its_own_and_what_others_hold_is_told(monkeypatch, free, others):
     properties = namedtuple("Properties", "total_memory")
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * 2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * 2**30), 8 * 2**30))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties(8 * 2**30))
     config = resolve([*WORDS], environ={}).config
     message = memory._message(config, torch.device("cuda", 0))
-    assert message.startswith("out of memory on cuda:0: 3.0 GiB at the peak, of 8.0 GiB. Keys to lower:")
+    assert message.startswith(f"out of memory on cuda:0: 3.0 GiB at the peak, of 8.0 GiB{others}. Keys to lower:")

@@ -77,7 +77,10 @@ def _is_about_memory(error: RuntimeError) -> bool:
 
 def _message(config: Config, device: torch.device) -> str:
     peak, total = _peak(device)
-    lines = [f"out of memory on {device}: {peak / GIB:.1f} GiB at the peak, of {total / GIB:.1f} GiB. Keys to lower:"]
+    held = _held_by_others(device)
+    others = f", of which other processes hold {held / GIB:.1f} GiB now" if held > GIB else ""
+    taken = f"{peak / GIB:.1f} GiB at the peak, of {total / GIB:.1f} GiB{others}"
+    lines = [f"out of memory on {device}: {taken}. Keys to lower:"]
     keys = SFT_KEYS if config.rl_or_sft == "sft" else KEYS
     width = max(len(key) for key in keys)
     lines += [f"  {key:<{width}}  now {value_at(config, key) or 'all':<6} {meaning}" for key, meaning in keys.items()]
@@ -92,6 +95,14 @@ def _peak(device: torch.device) -> tuple[int, int]:
         return torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, total
+
+
+def _held_by_others(device: torch.device) -> int:
+    """What this process cannot have, whatever it lowers, in bytes. Only a GPU tells."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)
 
 
 def _going_on(folder: Path) -> list[str]:
