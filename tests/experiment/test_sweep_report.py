@@ -183,7 +183,7 @@ def test_early_stops_and_what_has_not_ended_are_told_apart():
     told = " ".join(findings(found))
     assert "counts as a failed training regime: 0.01 (low_validation_success at step 4)." in told
     assert "Not ended: 0.03 (fail); 0.1 (missing)." in told
-    assert "More than noise" not in told and headline(found) == ("There is nothing to compare yet", "flat")
+    assert "More than noise" not in told and headline(found) == ("Stopped early by a rule: 0.01", "bad")
 
 
 def test_without_its_reference_the_first_is_compared_with():

@@ -267,6 +267,9 @@ def headline(found: Sequence[Standing]) -> tuple[str, str]:
     reference = next((standing for standing in found if standing.is_reference), None)
     kinds = _by_kind(found)
     compared = sum(len(kinds[kind]) for kind in ("more", "less", "unsure", "noise"))
+    stopped = [standing.setting.title for standing in found if standing.setting.stops and not standing.is_reference]
+    if reference is not None and not compared and stopped:
+        return f"Stopped early by a rule: {', '.join(stopped)}", "bad"
     if reference is None or not compared:
         return "There is nothing to compare yet", "flat"
     name = reference.setting.title
