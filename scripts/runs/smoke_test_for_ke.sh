@@ -7,7 +7,7 @@ MODEL_PATH=Qwen/Qwen2.5-3B-Instruct
 CONFIG=_2_sokoban
 GPUS=(0 1 2 3 4 5 6 7)
 MAX_PARALLEL=8
-SKIP_STATUSES=("success")
+SKIP_STATUSES=("success") # () runs everything again
 
 list() { (
     IFS=,
@@ -17,4 +17,4 @@ list() { (
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}" 2>/dev/null || echo "${BASH_SOURCE[0]}")")/../env.sh"
 exec "$PYTHON" -m ragen sweep "${SMOKE_PLAN:-smoke_test_for_ke}" --model "$MODEL_PATH" --model-size "$MODEL_SIZE" \
     --config "$CONFIG" --gpus "$(list "${GPUS[@]}")" --max-parallel "$MAX_PARALLEL" \
-    --skip-statuses "$(list "${SKIP_STATUSES[@]}")" "$@"
+    --skip-statuses "$(list "${SKIP_STATUSES[@]-none}")" "$@"

@@ -31,7 +31,7 @@ Groups that pull in unrelated directions give about 1, whatever n is: then G is 
 common direction, and snr - 1 grows like n. Two numbers are enough, so it is exact and needs no second pass; but |v_i|^2
 needs the whole group's gradient in one place, so a group is computed by one worker and shares no pass with another.
 Worked: two groups of one sequence each with g = (4, 0) and (0, 2): v = (2, 0) and (0, 1), G = (2, 1), Q = 5, and
-snr = 1 * 5 / (2 * 5 - 5) = 1. It is 0 where there is no gradient at all, and None for a single group.
+snr = 1 * 5 / (2 * 5 - 5) = 1. It is 0 where there is no gradient at all, and None for a single group or equal ones.
 
 **Cosines** are those of terms as the loss has them: above 0, both move the weights the same way. With a gradient that
 is zero they are 0.
@@ -116,7 +116,7 @@ class Measured:
     norms: dict[str, float]  # of the gradient of each term
     losses: dict[str, float]  # the terms themselves, without coefficients
     cosines: dict[tuple[str, str], float]  # between terms
-    snr: float | None  # of the task's gradient; None for a single group
+    snr: float | None  # of the task's gradient; None for a single group, and where there is no noise
 
 
 @dataclass
@@ -233,13 +233,13 @@ class Sums:
 
 
 def signal_to_noise(num_groups: int, square: float, squares: float) -> float | None:
-    """From |G|^2 and the sum of |v_i|^2. None for a single group, 0 where nothing has a gradient."""
+    """From |G|^2 and the sum of |v_i|^2. None for a single group or equal ones, 0 where nothing has a gradient."""
     if num_groups < 2:
         return None
     if square == 0:
         return 0.0
     noise = max(0.0, num_groups * squares - square)
-    return (num_groups - 1) * square / noise if noise > 0 else math.inf
+    return (num_groups - 1) * square / noise if noise > 0 else None
 
 
 def sweep(

@@ -102,9 +102,10 @@ def _resolved(cell: Cell, on_cpu: bool) -> Any:
 def _check_names(cell: Cell, config: Any, built_on: Mapping[str, str]) -> None:
     """Names and counts were made before the config was resolved: a key that was set by another name shows here."""
     from ragen.config.tree import value_at
+    from ragen.experiment.values import same_value
 
     for key, text in built_on.items():
-        if str(value_at(config, key)) != text:
+        if not same_value(str(value_at(config, key)), text):
             raise ConfigError(
                 f"{cell.name} counts on {key}={text}, and its config has {value_at(config, key)}: write it as {key}=…"
             )

@@ -9,6 +9,7 @@ object for each run and needs neither GPU nor weights; torch and ray are not imp
 import argparse
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -141,6 +142,9 @@ class _Parser(argparse.ArgumentParser):
             near = did_you_mean(word.partition("=")[0], self._option_string_actions)
             where = "" if word.startswith("-") else "; overrides stand after --"
             message = f"unknown option {word}{near}{where}"
+        flag = re.fullmatch(r"argument .*?(--[\w-]+): ignored explicit argument '(.*)'", message)
+        if flag:
+            message = f"{flag[1]}={flag[2]}: takes no value; write {flag[1]}, or leave it out"
         raise ConfigError(f"{message} (see --help)")
 
 
@@ -169,12 +173,14 @@ def read_options(spec: Spec, arguments: list[str], caller: str = "") -> Options:
         _check_not_empty(own.get(option.variable, "given"), option.shown)
         if option.kind == "path" and option.variable in own:
             own[option.variable] = _from_caller(own[option.variable], caller)
+        if option.kind == "model" and option.variable in own:
+            own[option.variable] = ",".join(_model_from(name, caller) for name in own[option.variable].split(","))
     return Options(
         gpus=None if typed.gpus is None else slots.read(typed.gpus),
         gpus_per_exp=_count(getattr(typed, "gpus_per_exp", None), "--gpus-per-exp") or 1,
         steps=_count(typed.steps, "--steps"),
         cooldown=None if typed.cooldown is None else float(number(typed.cooldown, "--cooldown")),
-        model=None if typed.model is None else make("model", typed.model, "--model").text,
+        model=None if typed.model is None else make("model", _model_from(typed.model, caller), "--model").text,
         seeds=_count(typed.seeds, "--seeds"),
         resume=typed.resume,
         only=() if typed.only is None else tuple(split(typed.only, "--only")),
@@ -192,6 +198,12 @@ def _from_caller(path: str, caller: str) -> str:
     whole = os.path.normpath(os.path.join(caller, path))
     near = os.path.relpath(whole)
     return whole if near.startswith("..") else near
+
+
+def _model_from(name: str, caller: str) -> str:
+    """A folder that lies where the user is; any other name stays."""
+    there = os.path.join(caller, name.strip())
+    return _from_caller(name.strip(), caller) if name.strip() and os.path.isdir(there) else name
 
 
 def _check_not_empty(value: str, where: str) -> None:

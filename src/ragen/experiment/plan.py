@@ -17,10 +17,11 @@ from ragen.experiment.cell import CPU, Cell, Options, Plan
 from ragen.experiment.grids import Grid, common, fixed_values, grids, settings, steps, whole
 from ragen.experiment.scope import ConfigView, Scope
 from ragen.experiment.spec import Spec, load
-from ragen.experiment.values import KINDS, Value, number, split
+from ragen.experiment.values import KINDS, Value, number, same_value, split
 from ragen.typed import ConfigError, did_you_mean
 
 ALL = "all"  # as a number of GPUs: those that are listed
+NONE = "none"  # of the statuses to skip
 SEED_STRIDE = 1_000_000  # between the training seeds of two repetitions: no level is in both
 EXPERIMENT_OWNS = {
     "trainer.experiment_name": "the names of an experiment's runs are its own",
@@ -90,7 +91,7 @@ def _all_cells(spec: Spec, options: Options) -> tuple[Cell, ...]:
 
 
 def _expand(spec: Spec, options: Options) -> Plan:
-    _check_overrides(options.overrides)
+    _check_overrides(spec, options.overrides)
     options = _with_devices(spec, options)
     texts, assumed = settings(spec, options)
     shared = common(spec, options, texts)
@@ -234,13 +235,16 @@ def _typed(overrides: Sequence[str]) -> dict[str, str]:
     return {key: value.strip("'\"") for key, _, value in pairs}
 
 
-def _check_overrides(overrides: Sequence[str]) -> None:
+def _check_overrides(spec: Spec, overrides: Sequence[str]) -> None:
+    owned = EXPERIMENT_OWNS | dict.fromkeys(spec.owned, "that is what this experiment is about")
+    if spec.num_gpus == ALL:
+        owned |= dict.fromkeys(("trainer.n_gpus_per_node", "system.n_gpus"), "say --gpus: the run takes all of them")
     for word in overrides:
         key = word.lstrip("+~").partition("=")[0]
         if "=" not in word and not word.startswith("~"):
             raise ConfigError(f"{word!r} after --: takes key=value")
-        if key in EXPERIMENT_OWNS:
-            raise ConfigError(f"{word} after --: {EXPERIMENT_OWNS[key]}")
+        if key in owned:
+            raise ConfigError(f"{word} after --: {owned[key]}")
 
 
 class Views:
@@ -308,16 +312,9 @@ def _no_such_run(only: Sequence[str], cells: Sequence[Cell]) -> ConfigError:
 def _reference(spec: Spec, cells: Sequence[tuple[Cell, tuple[str, ...]]]) -> str | None:
     """The label of the run whose swept value is the experiment's reference; 0 and 0.0 are the same."""
     for cell, texts in cells:
-        if spec.reference is not None and len(texts) == 1 and _same(texts[0], spec.reference):
+        if spec.reference is not None and len(texts) == 1 and same_value(texts[0], spec.reference):
             return cell.label if cell.seed is None else cell.label.removesuffix(f"-s{cell.seed}")
     return None
-
-
-def _same(text: str, other: str) -> bool:
-    try:
-        return number(text, "") == number(other, "")
-    except ConfigError:
-        return text == other
 
 
 def _batches(cells: Sequence[Cell], size: int | None) -> tuple[tuple[int, ...], ...]:
@@ -346,7 +343,7 @@ def _filled(spec: Spec, options: Options, shared: Mapping[str, Any], cells: Sequ
     elif "parallel" in shared and not shared["parallel"].text:
         max_parallel = 1
     skip = dict(options.settings).get("skip_statuses", ",".join(options.skip_statuses))
-    skip_statuses = statuses(skip, "--skip-statuses", ("success", "early_stopped", "fail"))
+    skip_statuses = () if skip == NONE else statuses(skip, "--skip-statuses", ("success", "early_stopped", "fail"))
     return replace(
         options,
         gpus_per_exp=sizes.pop() if len(sizes) == 1 else 1,

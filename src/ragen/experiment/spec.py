@@ -26,6 +26,7 @@ whose value comes out empty is left out.
     timings                   the fields after them
     reference                 the value that the others are compared with
     overrides                 what every run gets
+    owned                     keys that the user's overrides may not change
     batch                     how many runs make a batch; without it, all do
     always_resume, wandb_mode, environment
 """
@@ -98,6 +99,7 @@ class Spec:
     timings: list[str] = field(default_factory=lambda: list(TIMINGS))
     reference: str | None = None
     overrides: list[str] = field(default_factory=list)
+    owned: list[str] = field(default_factory=list)
     batch: str = ""
     always_resume: str = "False"
     wandb_mode: str | None = None

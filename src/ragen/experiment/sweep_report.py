@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ragen import __version__
+from ragen.diagnose.collapse import FIRST_TURN
 from ragen.experiment.compare import (
     Setting,
     Standing,
@@ -41,6 +42,7 @@ HUES = (225, 200, 170, 130, 75, 40, 20, 345)  # of the lines of a chart, in orde
 CURVES = (
     ("Reward spread in a group", REWARD_STD, Axis(low=0.0), "standard deviation; no spread, no signal"),
     ("Entropy", "actor/entropy", Axis(low=0.0), "nats a token"),
+    ("Information I(X;Z)", f"{FIRST_TURN}/mi_seq_estimate", Axis(low=0.0), "nats; of prompts and reasonings"),
     ("Gradient norm", "actor/grad_norm", Axis(low=0.0), "of the actor, before clipping"),
 )
 FRAME = "th,td.fit{white-space:nowrap}.card{overflow-x:auto}"

@@ -163,3 +163,11 @@ KINDS: dict[str, Callable[[str, str], tuple[str, Parts]]] = {
     "path": lambda text, where: (text, {}),  # relative ones are meant from where the user is
     "text": lambda text, where: (text, {}),
 }
+
+
+def same_value(text: str, other: str) -> bool:
+    """0 and 0.0 are the same."""
+    try:
+        return number(text, "") == number(other, "")
+    except ConfigError:
+        return text == other

@@ -197,12 +197,27 @@ def analyses(sources: Sequence[Source], wanted: Sequence[int] = ()) -> list[Anal
     known = {source.name: steps(source) for source in sources}
     for name, found in known.items():
         if not found:
-            raise ConfigError(f"{name} holds no gradient analysis: train with {KEY}")
+            raise ConfigError(_why_none(name, sources))
     missing = [step for step in wanted if not any(step in found for found in known.values())]
     if missing:
         there = "; ".join(f"{name}: {', '.join(map(str, found))}" for name, found in known.items())
         raise ConfigError(f"--step {missing[0]}: no gradient analysis at that step. There are: {there}")
     return [at(source, step) for source in sources for step in known[source.name] if not wanted or step in wanted]
+
+
+def _why_none(name: str, sources: Sequence[Source]) -> str:
+    empty = [
+        step
+        for source in sources
+        for step, row in source.rows.items()
+        if source.name == name and _finite(row.get("grad_analysis/empty_after_filter"))
+    ]
+    if empty:
+        listed = ", ".join(map(str, empty))
+        return (
+            f"{name}: the filter kept no group at step {listed}, so there is nothing to show; probe another step"
+        )
+    return f"{name} holds no gradient analysis: train with {KEY}"
 
 
 # --- the question -------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any
 from ragen import __version__
 from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, schema_fields
+from ragen.diagnose.collapse import FIRST_TURN, TRAJECTORY
 from ragen.diagnose.health import CHECKS, QUANTITIES, Health, HealthWarning, Limits, series_of
 from ragen.env.base import Tag
 from ragen.env.registry import make
@@ -88,6 +89,20 @@ CURVES = (
     Curve("Training success", {"train/*/success": ""}, Axis(percent=True, low=0.0)),
     Curve("Reward", {"train/reward": ""}, Axis(), "mean of the training episodes"),
     Curve("Entropy", {"actor/entropy": ""}, Axis(low=0.0), "nats a token; a cliff is a warning"),
+    Curve(
+        "Information I(X;Z)",
+        {f"{FIRST_TURN}/mi_seq_estimate": "first turns", f"{TRAJECTORY}/mi_seq_estimate": "any turn"},
+        Axis(low=0.0),
+        "nats; what a reasoning tells about its prompt",
+        smooth=False,
+    ),
+    Curve(
+        "Entropy of the reasoning H(Z|X)",
+        {f"{FIRST_TURN}/conditional_entropy_est": "first turns", f"{TRAJECTORY}/conditional_entropy_est": "any turn"},
+        Axis(low=0.0),
+        "nats a token",
+        smooth=False,
+    ),
     Curve("Reward spread in a group", {"rollout/in_group_reward_std": ""}, Axis(low=0.0), "no spread, no signal"),
     Curve("Groups kept by the filter", {"rollout/filter_kept_ratio": ""}, Axis(percent=True, low=0.0, high=1.0)),
     Curve("Response length", {"train/response_length": ""}, Axis(low=0.0), "tokens"),

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ragen.diagnose.collapse import regime
 from ragen.diagnose.health import Health, HealthVerdict
 from ragen.report.folder import Metrics
 from ragen.report.numbers import percent, short
@@ -164,8 +165,22 @@ def verdict(
         whole.tone = "bad"
         at = "" if stop.step is None else f" at step {stop.step}"
         whole.sentences.append(f"The run was stopped early{at} by the rule {stop.rule}.")
-    whole.sentences += [*_non_finite(metrics), *metrics.notes]
+    whole.sentences += [*_reasoning(metrics), *_non_finite(metrics), *metrics.notes]
     return whole
+
+
+def _reasoning(metrics: Metrics) -> list[str]:
+    """The regime at the last measurement, with its numbers."""
+    measured = [row for row in metrics.rows if regime(row) is not None]
+    if not measured:
+        return []
+    found = regime(measured[-1], measured[0])
+    near = "" if found.is_clear else ", nearer to its threshold than noise"
+    return [
+        f"The reasoning at step {measured[-1]['step']} is {found.name}: I(X;Z) {found.information:.2f} nats (low below "
+        f"{found.information_threshold:.2f}{near}), H(Z|X) {found.entropy:.3f} nats a token (low below "
+        f"{found.entropy_threshold:.3f})."
+    ]
 
 
 def paired(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> Difference | None:
