@@ -319,6 +319,7 @@ OURS = [
     line
     for block in re.findall(r"^```bash\n(.*?)^```", DOCS, flags=re.MULTILINE | re.DOTALL)
     for line in block.splitlines()
+    if not line.startswith("./ragen eval ")  # docs/evaluation.md has those, with their own test
 ]
 
 

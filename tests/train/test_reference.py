@@ -19,7 +19,7 @@ from ragen.train.optimizer import MasterAdamW
 from ragen.train.update import Targets, update_actor
 from ragen.types import Episode, TokenSequence
 
-WORDS = [*TINY, "trainer.total_training_steps=2"]
+WORDS = [*TINY, "trainer.total_training_steps=2", "collapse_detection.compute_freq=0"]
 LOSS, COEFFICIENT = f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef"
 REWARD, IN_REWARD = "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef"
 
