@@ -40,6 +40,7 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "rate 2e-3": ("frozenlake", FAST, f"{ACTOR}.optim.lr=2e-3"),
     "rate 1e-2": ("frozenlake", FAST, f"{ACTOR}.optim.lr=1e-2", *NO_FILTER),
     "entropy only": ("frozenlake", *NO_TASK, f"{ACTOR}.optim.lr=1e-4"),
+    "entropy only 3e-4": ("frozenlake", *NO_TASK),
 }
 OUTCOMES = ("in time", "late", "missed", "false alarm", "quiet")
 
@@ -95,13 +96,10 @@ def line(scenario: str, judged: list[Judged]) -> str:
 
 def draw(runs: dict[str, dict[int, tuple[RunFolder, Judged]]], path: Path) -> None:
     """Success with the first warning and the fall, and the two numbers that tell the regimes apart."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    size = (2.1 * len(runs), 6.2)
-    figure, axes = pyplot.subplots(3, len(runs), figsize=size, sharex=True, sharey="row", squeeze=False)
+    figure = Figure(figsize=(2.1 * len(runs), 6.2))
+    axes = figure.subplots(3, len(runs), sharex=True, sharey="row", squeeze=False)
     for column, (scenario, found) in zip(axes.T, runs.items(), strict=True):
         column[0].set_title(scenario, fontsize=9)
         for (seed, (folder, judged)), style in zip(found.items(), ("-", "--", ":", "-.", "-", "--"), strict=False):
@@ -116,8 +114,7 @@ def draw(runs: dict[str, dict[int, tuple[RunFolder, Judged]]], path: Path) -> No
                     column[0].plot(step, at, marker, color=drawn.get_color(), ms=8, mec="black", mew=0.7)
         column[2].set_xlabel("step")
     for axis, name in zip(axes[:, 0], ("validation success", "I(X;Z), nats", "H(Z|X), nats a token"), strict=True):
-        axis.set_ylabel(name)
-        axis.set_ylim(bottom=0)
+        axis.set(ylabel=name, **({"yscale": "log"} if "H(" in name else {"ylim": (0, None)}))
     axes[0][0].legend(fontsize=7, loc="lower right")
     figure.text(0.5, 0.005, "triangle: first warning; cross: success has fallen", ha="center", fontsize=9)
     figure.tight_layout(rect=(0, 0.02, 1, 1))
