@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +29,14 @@ SYSTEM = "Sokoban. Actions: Up, Down, Left, Right. Up to 2 a turn: <think></thin
 USER = "turn 1/5\n######\n#__O_#\n#_X__#\n#P___#\n#____#\n######\n10 left"
 MESSAGES = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}]
 OPENED = [*MESSAGES, {"role": "assistant", "content": "<think>"}]
+
+
+def has_ipv6():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +210,8 @@ def test_models_and_health(server):
         ({"n": 0}, 400, "n", "between 1 and 128"),
         ({"stop": [""]}, 400, "stop", "none of them empty"),
         ({"stream": "yes"}, 400, "stream", "must be a bool"),
+        ({"stream_options": "usage"}, 400, "stream_options", "must be a dict"),
+        ({"stream_options": {"include_usage": 1}}, 400, "include_usage", "must be a bool"),
         ({"tools": [{}]}, 400, "tools", "not supported"),
         ({"presence_penalty": 0.5}, 400, "presence_penalty", "not supported"),
         ({"continue_final_message": False}, 400, "continue_final_message", "not supported"),
@@ -216,6 +227,19 @@ def test_errors_are_openai_s(server, body, status, param, words):
 
 def test_what_changes_nothing_is_taken(server):
     ask(server, presence_penalty=0, frequency_penalty=0.0, response_format={"type": "text"}, user="me", tools=None)
+
+
+def test_what_common_clients_say_of_prompts_without_an_opening(server):
+    for value in (False, True):
+        ask(server, messages=MESSAGES, continue_final_message=False, add_generation_prompt=True, stream_options=None,
+            logprobs=value)  # fmt: skip
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_a_server_on_ipv6(loaded):
+    with Server(loaded, "pocket", host="::1") as running:
+        assert running.base.startswith("http://[::1]:")
+        assert text(ask(running))
 
 
 def test_other_errors(server):
@@ -287,6 +311,7 @@ def test_a_process_serves_until_it_is_told_to_end(tmp_path):
     ("words", "status", "says"),
     [
         (["pocket", "--dry-run"], 0, "would serve pocket (pocket) at http://127.0.0.1:8000/v1"),
+        (["pocket", "--host", "::1", "--dry-run"], 0, "at http://[::1]:8000/v1"),
         (["./nowhere"], 2, "no such folder"),
         (["pocket", "--port", "70000"], 2, "between 0 and 65535"),
         (["pocket", "--max-model-len", "1"], 2, "at least 2"),

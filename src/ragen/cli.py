@@ -212,7 +212,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     pocket.add_argument("action", choices=["build"], help="what to do")
-    pocket.add_argument("--output", default="models/pocket", metavar="DIR", help="folder (default models/pocket)")
+    pocket.add_argument("--output", metavar="DIR", help="folder (default models/pocket)")
     pocket.add_argument("--steps", type=int, default=None, help="training steps (default: those of the recipe)")
     pocket.add_argument("--dry-run", action="store_true", help="say what would be built and stop")
     pocket.set_defaults(verb=_pocket)
@@ -497,7 +497,8 @@ def _pocket(options: argparse.Namespace) -> int:
     from ragen.model.pocket.build import STEPS, build, describe
 
     steps = STEPS if options.steps is None else options.steps
+    output = Path(_from_caller(options.output) or "models/pocket")
     print(describe(steps))
     if not options.dry_run:
-        build(Path(options.output), steps)
+        build(output, steps)
     return 0

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from ragen.cli import main
-from ragen.evaluate.command import EXAMPLES, parser, read
+from ragen.config.compose import resolve
+from ragen.evaluate.command import EXAMPLES, command, parser, read
 from ragen.evaluate.models import LocalModel, ServerModel, local_model, models_of_experiment
 from ragen.evaluate.setting import settings
 from ragen.experiment.cell import Options
+from ragen.experiment.cell import words as words_of
 from ragen.experiment.plan import expand
 from ragen.experiment.results import write_record
 from ragen.train.manifest import Manifest, write_manifest
@@ -63,6 +65,18 @@ def test_what_is_given_is_not_lifted():
     (setting,) = resolved(f"pocket --max-turns 25 {words}")
     assert setting.config.custom_envs["SimpleSokoban"].max_actions_per_traj == 12
     assert setting.config.actor_rollout_ref.rollout.max_model_len == 1500 and setting.notes == []
+
+
+@pytest.mark.parametrize(("words", "do_sample"), [
+    ("", False), ("--temperature 0.5", True), ("--temperature 0", False),
+    ("--temperature 0.5 actor_rollout_ref.rollout.val_kwargs.do_sample=False", False),
+])  # fmt: skip
+def test_a_temperature_is_sampled_with_though_the_setting_is_greedy(tmp_path, words, do_sample):
+    (tmp_path / "greedy.yaml").write_text(
+        "defaults: [base, _self_]\nactor_rollout_ref: {rollout: {val_kwargs: {do_sample: False}}}\n"
+    )
+    (setting,) = resolved(f"a/model --config-name greedy --config-dir {tmp_path} {words}")
+    assert setting.config.actor_rollout_ref.rollout.val_kwargs.do_sample is do_sample
 
 
 def test_fewer_turns_lift_nothing():
@@ -158,7 +172,7 @@ def test_an_empty_folder_is_no_model(tmp_path):
 
 
 def test_an_experiment_is_every_one_of_its_runs(tmp_path, monkeypatch):
-    """By its summary log, as a sweep leaves it; a run without a checkpoint is named."""
+    """By its summary log, as a sweep leaves it; a run without a checkpoint is named, and the others are evaluated."""
     monkeypatch.chdir(tmp_path)
     plan = expand("model_scaling", Options(gpus=("cpu",), settings=(("model", "pocket,pocket-blank"),)))
     (tmp_path / "log/terminal").mkdir(parents=True)
@@ -167,15 +181,43 @@ def test_an_experiment_is_every_one_of_its_runs(tmp_path, monkeypatch):
     folders = [tmp_path / cell.checkpoint_dir for cell in plan.cells]
     with pytest.raises(ConfigError, match=r"no checkpoint of sokoban_pocket_ragen_main, .*trainer\.save_freq=N"):
         models_of_experiment(log)
-    for folder in folders:
+    told = []
+    for num_done, folder in enumerate(folders, start=1):
         for step in (1, 20):
             actor = folder / f"global_step_{step}" / "actor"
             actor.mkdir(parents=True)
             (actor / "config.json").write_text("{}")
             write_manifest(actor.parent, Manifest(step, {"actor": ["model"]}, False, False, True, {}))
-    assert [model.label for model in models_of_experiment(log)] == [
-        f"{folder.name}/global_step_20" for folder in folders
-    ]
+        assert [model.label for model in models_of_experiment(log, told.append)] == [
+            f"{folder.name}/global_step_20" for folder in folders[:num_done]
+        ]
+    assert len(told) == 1 and told[0].endswith(
+        "no checkpoint of sokoban_pocket_blank_ragen_main: the others are evaluated"
+    )
+
+
+def test_model_scaling_leaves_what_can_be_evaluated():
+    for model in ("pocket", "Qwen/Qwen2.5-0.5B-Instruct"):
+        (cell,) = expand("model_scaling", Options(gpus=("cpu",), steps=3, settings=(("model", model),))).cells
+        config = resolve([*cell.start, *words_of(cell, ("cpu",))], environ={}).config
+        assert config.trainer.save_freq > 0, "the last step is then saved, whatever its number"
+
+
+def test_folders_are_meant_from_where_the_user_is(tmp_path, capsys, monkeypatch):
+    for output, found in (("mine", tmp_path / "mine"), ("/elsewhere", Path("/elsewhere"))):
+        assert command(["pocket", "--output", output, "--dry-run"], str(tmp_path)) == 0
+        assert f"\noutput: {found}/val_rollouts_" in capsys.readouterr().out
+    built = []
+    monkeypatch.setattr("ragen.model.pocket.build.build", lambda folder, steps: built.append(folder))
+    for words in (["--output", "small"], []):
+        monkeypatch.setenv("RAGEN_CALLER_DIR", str(tmp_path))
+        assert main(["pocket", "build", "--steps", "1", *words]) == 0
+    assert built == [tmp_path / "small", Path("models/pocket")]
+
+
+def test_environments_are_played_by_as_many_at_a_time_as_there_is_room_for():
+    assert resolved("a/model --env sokoban")[0].config.data.val_batch_size is None
+    assert resolved("a/model --env sokoban training.val_batch_size=4")[0].config.data.val_batch_size == 4
 
 
 def test_a_log_of_nothing(tmp_path, capsys):

@@ -110,9 +110,29 @@ def test_differences_with_several_samples():
     assert found.is_noise
 
 
-def test_equal_changes_are_no_certainty():
-    before = [outcome(seed, False) for seed in (1, 1, 2, 2)]
-    assert difference(before, before).is_noise
+def test_equal_changes_are_neither_certainty_nor_ignorance():
+    """A level is one observation, as with one sample: that every one of 30 was won is no noise."""
+    lost, won = ([outcome(seed, success) for seed in range(30) for _ in range(4)] for success in (False, True))
+    same = difference(lost, lost)
+    assert same[:3] == pytest.approx((0.0, -1.96 / 32, 1.96 / 32), abs=1e-4) and same.is_noise
+    single = paired_difference([False] * 30, [True] * 30)
+    assert difference(lost, won) == pytest.approx(single) and not difference(lost, won).is_noise
+    assert difference(won, lost)[:3] == pytest.approx((-1.0, -single.high, -single.low))
+    # 15 levels' worth is won: (15.5 - 0.5) / 32 = 0.46875, and 1.96 sqrt(16 - 15² / 32) / 32 = 0.18343 about it.
+    half = [outcome(seed, number < 2) for seed in range(30) for number in range(4)]
+    assert difference(lost, half)[:3] == pytest.approx((0.5, 0.28532, 0.65218), abs=1e-4)
+
+
+def test_changes_that_differ_by_rounding_alone_are_equal():
+    before = [outcome(1, number < 1) for number in range(3)] + [outcome(2, number < 2) for number in range(3)]
+    after = [outcome(1, number < 2) for number in range(3)] + [outcome(2, True) for _ in range(3)]
+    found = difference(before, after)  # 2/3 - 1/3 and 1 - 2/3
+    assert found.mean == pytest.approx(1 / 3) and found.high - found.low > 0.5
+
+
+def test_one_level_says_nothing_of_others():
+    before = [outcome(1, False), outcome(1, True)]
+    assert difference(before, before)[:3] == (0.0, -1.0, 1.0)
 
 
 def test_which_k_are_told():

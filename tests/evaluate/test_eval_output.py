@@ -13,6 +13,7 @@ from ragen.engine.native.engine import NativeEngine
 from ragen.evaluate.output import (
     BATCH_KEYS,
     check_keys,
+    claimed,
     episode_of,
     kept,
     notes_on,
@@ -103,6 +104,15 @@ def test_names_of_files():
     assert output_path(Output(dir="x", filename="a.b", append_timestamp=False), now) == Path("x/a.b.jsonl")
     with pytest.raises(ConfigError, match=r"its folder is output.dir"):
         output_path(Output(filename="x/mine.pkl"), now)
+
+
+def test_no_other_evaluation_is_overwritten(tmp_path):
+    path = tmp_path / "new" / "mine.v1.jsonl"
+    assert claimed(path, "one") == claimed(path, "one") == path
+    assert claimed(path, "two") == path.with_name("mine.v1_2.jsonl")
+    (tmp_path / "new" / "mine.v1_3.md").write_text("somebody's")
+    assert claimed(path, "three") == path.with_name("mine.v1_4.jsonl")
+    assert claimed(path, "two") == path.with_name("mine.v1_2.jsonl")
 
 
 def test_pickle_is_said_once_and_never_written():

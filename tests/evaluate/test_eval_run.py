@@ -8,11 +8,12 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 from scripted import reply, scripted_server
 
 from ragen.cli import main
 from ragen.config.compose import resolve
-from ragen.engine.native.engine import NativeEngine
+from ragen.engine.native.engine import EngineRun, NativeEngine
 from ragen.evaluate import run as running
 from ragen.evaluate.models import LocalModel, ServerModel, local_model
 from ragen.evaluate.output import read_lines
@@ -34,7 +35,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5)
 
 @pytest.fixture(autouse=True)
 def _loaded_once(pocket, monkeypatch):
-    monkeypatch.setattr("ragen.model.load.load_model", lambda source, device=None: pocket)
+    monkeypatch.setattr("ragen.model.load.load_model", lambda source, device=None, merge=True: pocket)
 
 
 def plan(folder, models=(POCKET,), words=(), server=None, **options):
@@ -125,6 +126,23 @@ def test_a_checkpoint_is_played_as_it_was_trained(tmp_path, monkeypatch, rank):
     assert result.status == "finished" and len(result.rows[0].outcomes) == 3
 
 
+def test_a_fine_tuned_checkpoint_plays_the_validation_of_its_run(tmp_path):
+    run = tmp_path / "tuned"
+    words = ["sokoban", "rl_or_sft=sft", "sft.training.base_model=pocket-blank", f"sft.output_dir={run}"]
+    words += ["training.n_rollout=1"]  # no RL could be done with so few
+    RunFolder(run).write_config(resolve([*words, "es_manager.val.env_groups=3"], environ={}).config)
+    folder = run / "global_step_1/actor"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    found = local_model(str(folder.parent))
+    assert found.run_folder == run
+    (setting,) = settings(Wanted([found]))
+    assert setting.config.model_path == str(folder)
+    assert setting.config.es_manager.val.env_configs.n_groups == [3]
+    (watched,) = settings(Wanted([found], environments=["sokoban"], episodes=1, samples=1, temperature=0.0))
+    assert watched.config.es_manager.val.env_groups == 1
+
+
 # --- interrupted --------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +173,31 @@ def test_an_interrupted_evaluation_goes_on_and_ends_the_same(tmp_path, monkeypat
     assert any(f"{num_finished} episodes are in the journal already" in text for text in told)
     assert again.path.read_bytes() == whole.path.read_bytes()
     assert not list((tmp_path / "parts").glob(".journal-*"))
+
+
+def test_evaluations_under_one_name_do_not_overwrite_each_other(tmp_path):
+    names = [evaluated(tmp_path, episodes=episodes).path.name for episodes in (1, 2, 1)]
+    assert names == ["val_rollouts.jsonl", "val_rollouts_2.jsonl", "val_rollouts.jsonl"]
+    assert [len(read_lines(tmp_path / name)) for name in names[:2]] == [1, 2]
+
+
+def test_as_many_episodes_at_a_time_as_were_asked_for(tmp_path, monkeypatch):
+    admitted, admit = [], EngineRun.admit
+    monkeypatch.setattr(EngineRun, "admit", lambda run, rows: (admitted.append(rows), admit(run, rows))[1])
+    few, many = (evaluated(tmp_path / str(size), words=[f"data.val_batch_size={size}"]) for size in (2, "null"))
+    assert admitted == [2, 256] and talks(few) == talks(many)
+
+
+def test_out_of_memory_says_what_to_lower(tmp_path, monkeypatch, capsys):
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(EngineRun, "admit", full)
+    words = ["--env", "SimpleSokoban", "--episodes", "2", "--output", str(tmp_path), "data.val_batch_size=8"]
+    assert main(["eval", "pocket", *words]) == 1
+    said = capsys.readouterr().err
+    assert "out of memory on" in said and "now up to 8: data.val_batch_size=4" in said and "Traceback" not in said
+    assert "max_model_len (now 1024)" in said and "the same command goes on" in said
 
 
 def test_another_setting_has_another_journal(tmp_path):
@@ -259,6 +302,13 @@ def test_a_spent_budget_is_said_and_a_larger_one_goes_on(tmp_path):
         assert "4 not played" in cells(little.rows[0], little.rows)[-1]
         rest = evaluated(tmp_path, models=model, server=ServerOptions(concurrency=1))
         assert rest.status == "finished" and rest.rows[0].num_left == 0
+
+
+def test_all_models_of_a_call_share_one_budget(tmp_path):
+    with scripted_server(lambda body: (200, reply(UP))) as server:
+        models = tuple(ServerModel(server.base, name, "NO_KEY") for name in ("m", "n"))
+        result = evaluated(tmp_path, models=models, episodes=2, server=ServerOptions(concurrency=1, max_requests=7))
+    assert len(server.bodies) == 7 and [row.num_left for row in result.rows] == [0, 2]
 
 
 def test_a_server_without_prefill_is_marked_in_the_table(tmp_path):

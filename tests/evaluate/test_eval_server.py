@@ -243,15 +243,38 @@ def test_a_filtered_reply_is_a_failure():
     assert talk.failure == "a reply that ended by content_filter" and not talk.replies
 
 
-@pytest.mark.parametrize("answer", [
-    (200, reply("x", usage=(1001, 2))),
-    (400, {"error": {"message": "too long", "code": "context_length_exceeded"}}),
+def too_long(text):
+    return 400, {"error": {"message": text, "code": "context_length_exceeded"}}
+
+
+@pytest.mark.parametrize("answers", [
+    [(200, reply("x", usage=(1001, 2)))],
+    [too_long("the prompt has 1010 tokens, and that is more than this model's context of 1040")],
+    [too_long("This model's maximum context length is 2048 tokens. However, you requested 2100 tokens.")],
+    [(200, reply("x", usage=(990, 12))), too_long("too long")],
 ])  # fmt: skip
-def test_a_prompt_beyond_the_context_ends_the_episode(answer):
-    with scripted_server(lambda body: answer) as server:
-        talk = Talk()
+def test_a_prompt_beyond_the_context_ends_the_episode(answers):
+    """Ours is 1000 tokens and 40 of a reply; a server with as much refuses no earlier."""
+    rest = iter(answers)
+    with scripted_server(lambda body: next(rest)) as server:
+        talk = Talk(turns=2)
         engine_for(server).run([talk], SAMPLING)
-    assert talk.was_cut and not talk.replies and not talk.failure
+    assert talk.was_cut and len(talk.replies) == len(answers) - 1 and not talk.failure
+
+
+@pytest.mark.parametrize(("answers", "size"), [
+    ([too_long("too long")], ""),
+    ([too_long("more than this model's context of 1039")], " of 1039 tokens"),
+    ([(200, reply("x", usage=(900, 100))), too_long("This model's maximum context length is 512 tokens")],
+     " of 512 tokens"),
+])  # fmt: skip
+def test_a_server_with_too_little_context_is_no_lost_game(answers, size):
+    rest = iter(answers)
+    with scripted_server(lambda body: next(rest)) as server:
+        talk = Talk(turns=2)
+        engine_for(server).run([talk], SAMPLING)
+    assert not talk.was_cut
+    assert talk.failure.startswith(f"the server's context{size} is shorter than the 1040 of actor_rollout_ref.")
 
 
 # --- errors that pass ---------------------------------------------------------------------------------------------
@@ -354,7 +377,47 @@ def test_a_budget_of_requests_and_of_tokens():
 
 def test_budget_says_what_is_used_up():
     with pytest.raises(BudgetSpent, match="5 tokens are used up"):
-        Budget(max_tokens=5, num_tokens=6).check()
+        Budget(max_tokens=5, num_tokens=6).take()
+
+
+def test_not_one_request_too_many_is_sent_however_many_wait():
+    with scripted_server(lambda body: (time.sleep(0.02), (200, reply("x")))[1]) as server:
+        engine = engine_for(server, budget=Budget(max_requests=5), concurrency=8)
+        engine.run([Talk() for _ in range(20)], SAMPLING)
+    assert (len(server.bodies), engine.num_left) == (5, 15)
+
+
+def test_repetitions_count_and_what_reached_no_server_does_not():
+    answers = iter([(503, {}), (0, {}), (200, reply("x"))])
+    with scripted_server(lambda body: next(answers)) as server:
+        engine = engine_for(server, budget=Budget(max_requests=3))
+        waits_of(engine.client)
+        engine.run([Talk()], SAMPLING)
+    assert engine.client.budget.num_requests == 3 == len(server.bodies)
+    client = Client(server.base, patience_s=0.0, budget=Budget(max_requests=1))
+    for _ in range(2):
+        with pytest.raises(ServerGone):
+            client.post("/chat/completions", {})
+    assert client.budget.num_requests == 0
+
+
+def test_a_request_that_is_not_answered_in_time_counts():
+    with scripted_server(lambda body: (time.sleep(0.3), (200, reply("x")))[1]) as server:
+        client = Client(server.base, patience_s=0.0, timeout_s=0.05)
+        with pytest.raises(ServerGone, match="timed out"):
+            client.post("/chat/completions", {})
+    assert client.budget.num_requests == 1
+
+
+def test_tokens_of_a_server_that_does_not_count_are_estimated():
+    """Play., Turn 0, <think> and a reply of 12 characters: 30 in all, a third of that in tokens."""
+    silent = reply("x" * 12)
+    del silent["usage"]
+    with scripted_server(lambda body: (200, silent)) as server:
+        budget = Budget(max_tokens=20)
+        engine = engine_for(server, budget=budget, concurrency=1)
+        engine.run([Talk() for _ in range(4)], SAMPLING)
+    assert (budget.num_tokens, budget.num_requests, engine.num_left) == (20, 2, 2)
 
 
 def test_no_more_requests_at_a_time_than_allowed():

@@ -14,13 +14,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from ragen.model.attention import Packed
 from ragen.model.decoder import Decoder, Shape, from_huggingface
 from ragen.model.huggingface import ATTENTION, HuggingFaceModel
-from ragen.model.load import find_model, load_model
+from ragen.model.load import _load, find_model, load_model
 from ragen.model.lora import (
     Adapter,
     BaseModel,
     Linear,
     adapters_off,
     add_adapters,
+    base_state,
     has_adapters,
     load_adapter,
     merge_adapters,
@@ -455,6 +456,38 @@ def test_a_folder_with_an_adapter_is_a_model(tmp_path):
     with torch.no_grad():
         above = load_model(find_model(str(tmp_path / "two")), "cpu")
         assert torch.allclose(logits(above.model), learnt, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["pocket", "qwen3"])
+def test_an_adapter_is_merged_before_anything_is_rounded_or_not_at_all(tmp_path, family):
+    """Of changes that bf16 weights cannot hold, what plays keeps all, and what is merged no less than it must."""
+    base = "pocket"
+    if family == "qwen3":
+        base = str(tmp_path / "base")
+        torch.manual_seed(0)
+        Qwen3ForCausalLM(Qwen3Config(**SIZES | {"vocab_size": 622})).save_pretrained(base)
+        load_model(find_model("pocket"), "cpu").tokenizer.save_pretrained(base)
+    loaded = load_model(find_model(base), "cpu")
+    add_adapters(loaded.model, 4, 8)
+    learn(loaded.model)
+    save_adapter(loaded.model, tmp_path / "one", base)
+    source = find_model(str(tmp_path / "one"))
+    merged = base_state(_load(source, torch.bfloat16, merge=True).model)
+    for name, weight in merged_state(loaded.model).items():
+        assert torch.equal(merged[name], weight.to(torch.bfloat16)), name
+    beside = load_model(source, "cpu", merge=False).model
+    assert has_adapters(beside) and torch.equal(logits(beside), logits(loaded.model))
+    rounded = _load(source, torch.bfloat16, merge=False).model
+    assert {parameter.dtype for parameter in rounded.parameters()} == {torch.bfloat16}
+    for name, (a, b) in loaded.model.adapters.pairs().items():
+        kept = rounded.adapters.pairs()[name]
+        assert torch.equal(kept[0], a.to(torch.bfloat16)) and torch.equal(kept[1], b.to(torch.bfloat16))
+
+
+def test_frequencies_of_positions_are_not_rounded():
+    model = _load(find_model("pocket"), torch.bfloat16, merge=True).model
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert torch.equal(model.frequencies, load_model(find_model("pocket"), "cpu").model.frequencies)
 
 
 def test_an_adapter_whose_base_is_gone(tmp_path):

@@ -13,9 +13,10 @@ from ragen.cli import main
 from ragen.config.compose import resolve
 from ragen.config.derive import reference_is_actor
 from ragen.config.schema import Optimizer
+from ragen.model import load
 from ragen.model.attention import Packed
 from ragen.model.load import find_model, load_model
-from ragen.model.lora import add_adapters, merged_state
+from ragen.model.lora import add_adapters, merged_state, save_adapter
 from ragen.train import loop
 from ragen.train.checkpoint import CheckpointStore, Parts, part_of
 from ragen.train.manifest import OtherModel
@@ -275,6 +276,24 @@ def test_the_verb(finished, tmp_path, capsys):
 def test_where_it_is_written_by_itself(finished):
     assert plan(finished.checkpoint).output == finished.folder / "global_step_2_merged"
     assert plan(finished.checkpoint / "actor").output == finished.folder / "global_step_2_merged"
+
+
+def test_an_adapter_of_a_quantised_file_is_merged_into_what_was_made_of_it(tmp_path, monkeypatch):
+    """SmolLM2's package holds no config.json: the folder in the cache does."""
+    pocket = find_model("pocket")
+    monkeypatch.setattr(load, "_find_smollm2", lambda: load.Source("smollm2", tmp_path / "package", "small.gguf"))
+    monkeypatch.setattr(load, "_convert_smollm2", lambda source: load.Source("smollm2", pocket.folder))
+    trained = load_model(find_model("smollm2"), "cpu")
+    add_adapters(trained.model, 2, 4)
+    with torch.no_grad():
+        trained.model.adapters.requires_grad_(False)
+        for adapter in trained.model.adapters.values():
+            adapter.B.fill_(0.01)
+    save_adapter(trained.model, tmp_path / "adapter", "smollm2")
+    planned = plan(tmp_path / "adapter")
+    assert planned.source.model_folder == pocket.folder and "base: smollm2" in str(planned)
+    merged = load_model(find_model(str(merge(planned))), "cpu")
+    assert torch.allclose(logits(merged.model), logits(trained.model), atol=1e-4)
 
 
 def test_what_cannot_be_merged(finished, tmp_path):

@@ -15,7 +15,10 @@ is not heeded, the reply is cut there when it has arrived.
 
 import email.utils
 import json
+import math
 import random
+import re
+import socket
 import threading
 import time
 import urllib.error
@@ -44,7 +47,10 @@ STOP_WORDS = tuple(STOP_FIELDS)
 RETRIED = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 WRONG_KEY = {401, 403}
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+NOT_SENT = (ConnectionRefusedError, socket.gaierror)
 TOO_LONG = ("context_length_exceeded", "maximum context length", "context length", "too many tokens")
+SERVER_LIMIT = re.compile(r"context(?: length)?(?: is| of)? (\d+)")  # as servers say it when they refuse
+CHARACTERS_A_TOKEN = 3  # where a server does not count: rather too many tokens than too few
 
 
 # --- a chat as characters -----------------------------------------------------------------------------------------
@@ -118,7 +124,11 @@ class Stopped(RunFailed):
 
 @dataclass
 class Budget:
-    """What may be used, and what was; None is no limit. Requests count when the server has answered them."""
+    """What may be used, and what was; None is no limit. One for all models of a call.
+
+    A request is taken before it is sent, and so is each of its repetitions; only one that found no server to go to is
+    given back. Tokens are known when an answer is there: those under way by then may go beyond the limit.
+    """
 
     max_requests: int | None = None
     max_tokens: int | None = None  # of prompts and replies
@@ -126,18 +136,27 @@ class Budget:
     num_tokens: int = 0
     lock: Any = field(default_factory=threading.Lock, repr=False)
 
-    def check(self) -> None:
+    def take(self) -> None:
+        """One request more. Raises `BudgetSpent`."""
+        with self.lock:
+            self._check()
+            self.num_requests += 1
+
+    def give_back(self) -> None:
+        with self.lock:
+            self.num_requests -= 1
+
+    def spend(self, tokens: int) -> None:
+        with self.lock:
+            self.num_tokens += tokens
+
+    def _check(self) -> None:
         for used, limit, what in (
             (self.num_requests, self.max_requests, "requests"),
             (self.num_tokens, self.max_tokens, "tokens"),
         ):
             if limit is not None and used >= limit:
                 raise BudgetSpent(f"{limit} {what} are used up")
-
-    def spend(self, requests: int = 0, tokens: int = 0) -> None:
-        with self.lock:
-            self.num_requests += requests
-            self.num_tokens += tokens
 
 
 class Client:
@@ -168,7 +187,7 @@ class Client:
         while True:
             if self.stopping.is_set():
                 raise Stopped("stopped")
-            self.budget.check()
+            self.budget.take()
             try:
                 answer = self._once(path, body)
             except _Passing as trouble:
@@ -206,11 +225,12 @@ class Client:
             with self._opener.open(request, timeout=self.timeout_s) as response:
                 content = response.read()
         except urllib.error.HTTPError as error:
-            self.budget.spend(requests=1)
             raise _of_status(error) from None
         except (urllib.error.URLError, HTTPException, OSError) as error:
-            raise _Passing(f"no connection: {getattr(error, 'reason', error) or type(error).__name__}") from None
-        self.budget.spend(requests=1)
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, NOT_SENT):
+                self.budget.give_back()
+            raise _Passing(f"no connection: {reason or type(error).__name__}") from None
         try:
             answer = json.loads(content)
         except ValueError:
@@ -352,19 +372,21 @@ class ServerEngine:
 
     def _carry(self, conversation: ServedConversation, sampling: Sampling) -> None:
         held: list[int] = []
+        num_known = 0  # tokens that the next prompt has at least
         while (prompt := conversation.prompt()) is not None:
             held = [*held, *prompt.ids] if prompt.continues else list(prompt.ids)
+            num_known = num_known if prompt.continues else 0
             try:
                 answer = self._ask(held, prompt, sampling)
             except Unanswered as error:
                 return conversation.fail(str(error))
             except Refused as error:
                 if any(words in str(error).lower() for words in TOO_LONG):
-                    return conversation.cut()
+                    return self._end_too_long(conversation, str(error), num_known, sampling)
                 self._stop_if_hopeless(error)
                 return conversation.fail(str(error))
             usage = answer.get("usage") or {}
-            self.client.budget.spend(tokens=usage.get("total_tokens") or 0)
+            num_known = usage.get("total_tokens") or 0
             if (usage.get("prompt_tokens") or 0) > self.max_prompt_tokens:
                 return conversation.cut()
             try:
@@ -375,6 +397,18 @@ class ServerEngine:
             conversation.take(reply)
             held += reply.ids
         return None
+
+    def _end_too_long(self, conversation: ServedConversation, said: str, num_known: int, sampling: Sampling) -> None:
+        """A prompt beyond our own limit is the end of an episode; one that only the server has no room for is not."""
+        ours = self.max_prompt_tokens + sampling.max_tokens
+        found = SERVER_LIMIT.search(said.lower())
+        if num_known > self.max_prompt_tokens or (found and int(found[1]) >= ours):
+            return conversation.cut()
+        size = f" of {found[1]} tokens" if found else ""
+        return conversation.fail(
+            f"the server's context{size} is shorter than the {ours} of actor_rollout_ref.rollout.max_model_len: give "
+            "the server a longer one, or this key what it has"
+        )
 
     def _stop_if_hopeless(self, error: Refused) -> None:
         """What no other conversation would be spared either."""
@@ -387,13 +421,15 @@ class ServerEngine:
         """The server's answer; what it refuses for good is left out from then on."""
         while True:
             features = (self.prefill, self.stops, self.limit_name)
+            body = self._body(held, prompt, sampling, features)
             try:
-                answer = self.client.post("/chat/completions", self._body(held, prompt, sampling, features))
+                answer = self.client.post("/chat/completions", body)
             except Refused as error:
                 if error.status not in (400, 422) or not self._do_without(error, features):
                     raise
                 continue
             self._has_answered = True
+            self.client.budget.spend(num_tokens(body["messages"], answer))
             if not self._was_ignored(answer, messages_of(held)[-1]["content"], sampling, features):
                 return answer
 
@@ -482,6 +518,15 @@ class ServerEngine:
         ids = [*map(ord, text)] + [END] * (stopped_by == "end_of_turn")
         ids = ids or [CUT]
         return Sampled(tuple(ids), (0.0,) * len(ids), stopped_by)
+
+
+def num_tokens(messages: Sequence[Mapping[str, str]], answer: Mapping[str, Any]) -> int:
+    """Of prompt and reply, as the server counts; from the length of the texts where it does not."""
+    counted = (answer.get("usage") or {}).get("total_tokens")
+    if counted:
+        return counted
+    texts = [*(message["content"] for message in messages), _choice(answer)["text"]]
+    return math.ceil(sum(map(len, texts)) / CHARACTERS_A_TOKEN)
 
 
 def _choice(answer: Mapping[str, Any]) -> dict[str, Any]:

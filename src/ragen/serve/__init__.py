@@ -40,7 +40,7 @@ def serve(
     if host not in LOOPBACK:
         print(f"note: {host} can be reached from other machines, and no key is asked for", file=sys.stderr)
     if dry_run:
-        print(f"would serve {name or found.label} ({found.name}) at http://{host}:{port}/v1")
+        print(f"would serve {name or found.label} ({found.name}) at {base_of(host, port)}")
         return 0
     with running(found, host, port, max_model_len, name) as server, _terminated():
         print(f"serving {server.name} at {server.base} (Ctrl-C ends it)", flush=True)
@@ -49,6 +49,11 @@ def serve(
         except KeyboardInterrupt:
             print("stopping", file=sys.stderr)
     return 0
+
+
+def base_of(host: str, port: int) -> str:
+    """What clients are given; an IPv6 address stands in brackets."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 @contextmanager
@@ -63,7 +68,7 @@ def running(
     from ragen.model.load import find_model, load_model
     from ragen.serve.web import Server
 
-    loaded = load_model(find_model(model.name))
+    loaded = load_model(find_model(model.name), merge=False)
     with Server(loaded, name or model.label, host, port, max_model_len) as server:
         yield server
 

@@ -10,6 +10,7 @@ ignored in silence. Besides OpenAI's fields: `top_k`, `include_stop_str_in_outpu
 
 import json
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from ragen.counter import bits
 from ragen.engine.base import Sampling
 from ragen.evaluate.models import max_positions
 from ragen.model.load import LoadedModel
+from ragen.serve import base_of
 from ragen.serve.batch import Batcher
 from ragen.serve.chat import BadMessages, LockedTokenizer, Renderer
 from ragen.serve.engine import NO_LIMIT, Reply, StreamingEngine, Token
@@ -29,7 +31,7 @@ from ragen.typed import ConfigError, nearest_of
 MAX_BODY_BYTES = 32_000_000
 ROLES = ("system", "user", "assistant")
 # Fields that have no bearing on the reply.
-HARMLESS = ("user", "metadata", "store", "service_tier", "stream_options", "safety_identifier", "prompt_cache_key")
+HARMLESS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 # Fields that are refused unless they say what happens anyway.
 ONLY = {
     "presence_penalty": (0, 0.0, None),
@@ -42,13 +44,13 @@ ONLY = {
     "functions": ([], None),
     "tool_choice": ("none", "auto", None),
     "response_format": ({"type": "text"}, None),
-    "continue_final_message": (True, None),
+    "continue_final_message": (False, True, None),
     "add_generation_prompt": (False, True, None),
     "echo": (False, None),
 }
 FIELDS = (
     "model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "n", "stream", "stop",
-    "seed", "logprobs", "include_stop_str_in_output",
+    "seed", "logprobs", "include_stop_str_in_output", "stream_options",
 )  # fmt: skip
 MAX_CHOICES = 128
 UNKNOWN_LENGTH = 4096  # tokens, of a model that does not say for how many it was made
@@ -76,10 +78,12 @@ class Server:
         engine = StreamingEngine(loaded.model, loaded.tokenizer, self.renderer.chat.end_of_turn_id)
         self.batcher = Batcher(engine)
         try:
-            self._web = _Web((host, port), type("Handler", (_Handler,), {"server_of_model": self}))
+            self._web = (_Web6 if ":" in host else _Web)(
+                (host, port), type("Handler", (_Handler,), {"server_of_model": self})
+            )
         except OSError as error:
             raise ConfigError(f"--port {port}: {host}:{port} cannot be taken: {error.strerror or error}") from error
-        self.base = f"http://{f'[{host}]' if ':' in host else host}:{self._web.server_address[1]}/v1"
+        self.base = base_of(host, self._web.server_address[1])
         self._thread = threading.Thread(target=self._web.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 
     def __enter__(self) -> "Server":
@@ -138,9 +142,12 @@ class _Asked:
         self.messages = _messages(body.get("messages"))
         if self.messages[-1]["role"] != "assistant" and body.get("add_generation_prompt") is False:
             raise BadRequest("without a trailing assistant message, add_generation_prompt must be true", "messages")
+        if self.messages[-1]["role"] == "assistant" and body.get("continue_final_message") is False:
+            raise BadRequest("a trailing assistant message is continued: continue_final_message=false is not supported "
+                             "with one", "continue_final_message", "unsupported_parameter")  # fmt: skip
         self.max_tokens = _limit(body)
         self.stream = _typed(body, "stream", bool, False)
-        self.usage_in_stream = bool((body.get("stream_options") or {}).get("include_usage"))
+        self.usage_in_stream = _typed(_typed(body, "stream_options", dict, {}), "include_usage", bool, False)
         self.logprobs = _typed(body, "logprobs", bool, False)
         self.keeps_stop = _typed(body, "include_stop_str_in_output", bool, False)
         self.stops = _stops(body.get("stop"))
@@ -356,6 +363,10 @@ class _Web(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
+
+
+class _Web6(_Web):
+    address_family = socket.AF_INET6
 
 
 class _Handler(BaseHTTPRequestHandler):

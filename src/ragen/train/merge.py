@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from ragen.model import lora
-from ragen.model.load import Source, find_model, load_model
+from ragen.model.load import Source, converted, find_model, load_model
 from ragen.train import manifest as disk
 from ragen.train.checkpoint import part_of, size_text, write_model_folder
 from ragen.typed import ConfigError
@@ -77,7 +77,7 @@ def _source(checkpoint: Path) -> Source:
                 f"{checkpoint} holds all weights and no adapter: there is nothing to merge, it opens as it is"
             )
         raise ConfigError(f"{checkpoint} holds no adapter; name {_WANTED}")
-    return find_model(str(checkpoint))
+    return converted(find_model(str(checkpoint)))
 
 
 _WANTED = f"a checkpoint global_step_<N> of a run with lora.rank above 0, or a folder with {lora.CONFIG}"

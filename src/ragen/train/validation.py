@@ -9,11 +9,13 @@ repaired format or remembered levels do not look like learning there.
 """
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.engine.base import Engine, Sampling
 from ragen.env.solve import baselines, shortest_plan
+from ragen.evaluate.metrics import rate
 from ragen.report.statistics import success_by_length, wilson
 from ragen.rollout.collect import GroupRequest, World, collect
 from ragen.rollout.summary import summarize
@@ -70,7 +72,7 @@ class Validator:
         metrics = {}
         for tag, episodes in _by_tag(groups).items():
             won = sum(episode.final.success for episode in episodes)
-            low, high = wilson(won, len(episodes))
+            low, high = _interval(episodes)
             metrics |= {
                 f"val-env/{tag}/{name}": won / len(episodes),
                 f"val-env/{tag}/{name}_low": low,
@@ -84,9 +86,9 @@ class Validator:
             pairs = [(self.lengths[tag, episode.seed], episode.final.success) for episode in episodes]
             if all(length is None for length, _ in pairs):
                 continue
-            for name, rate in success_by_length(pairs).items():
-                metrics[f"val-env/{tag}/success_len_{name}"] = rate.mean
-                metrics[f"val-env/{tag}/num_len_{name}"] = rate.num_trials
+            for name, found in success_by_length(pairs).items():
+                metrics[f"val-env/{tag}/success_len_{name}"] = found.mean
+                metrics[f"val-env/{tag}/num_len_{name}"] = found.num_trials
         return metrics
 
     def _baselines(self) -> dict[str, float]:
@@ -125,6 +127,17 @@ def _by_tag(groups: Sequence[Group]) -> dict[str, list[Episode]]:
     for group in groups:
         episodes.setdefault(group.tag, []).extend(group.episodes)
     return episodes
+
+
+def _interval(episodes: Sequence[Episode]) -> tuple[float, float]:
+    """Of success. Samples of one level are alike: a level is one observation."""
+    levels: dict[int, list[bool]] = {}
+    for episode in episodes:
+        levels.setdefault(episode.seed, []).append(episode.final.success)
+    if len(levels) == len(episodes):
+        return wilson(sum(episode.final.success for episode in episodes), len(episodes))
+    estimate = rate([fmean(level) for level in levels.values()])
+    return estimate.low, estimate.high
 
 
 def _optimal_length(world: World, seed: int) -> int | None:
