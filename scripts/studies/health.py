@@ -63,7 +63,6 @@ class Judged:
 def train(scenario: str, seed: int, folder: Path) -> None:
     environment, *words = SCENARIOS[scenario]
     words += [f"seed.train={10_000 + 100_000 * seed}", f"trainer.default_local_dir={folder}"]
-    print(f"{scenario}, seed {seed} …", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "ragen", "train", environment, *SMALL, *words]
     ended = subprocess.run(command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert ended.returncode in (0, 3), f"{scenario}, seed {seed}: exit status {ended.returncode}"
