@@ -1,10 +1,15 @@
 """Settings for all tests."""
 
 import os
+import signal
 
 # Before torch is loaded, here and in every process that a test starts. With several threads the matrix library does not
 # promise the same bits twice, and on a busy machine they wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Started in the background by a shell, a process ignores Ctrl-C, and so would all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import settings
 
