@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from ragen.diagnose.health import CHECKS, Health, series_of
+from ragen.diagnose.checks import CHECKS
+from ragen.diagnose.health import Health
+from ragen.diagnose.history import series_of
 from ragen.report.folder import RunFolder, read_episodes
 from ragen.report.statistics import paired_difference
 from ragen.report.verdict import validation_tags, validations

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ragen import __version__
+from ragen.caller import caller_folder, from_caller, model_from
 from ragen.typed import ConfigError, RunFailed, did_you_mean
 
 if TYPE_CHECKING:
@@ -326,7 +327,9 @@ def _train(options: argparse.Namespace) -> int:
 
     if options.multirun:
         raise ValueError("--multirun: one call is one run; for several see `ragen sweep --help`")
-    options.config_dir = _from_caller(options.config_dir)
+    caller = caller_folder()
+    if options.config_dir is not None:
+        options.config_dir = from_caller(options.config_dir, caller)
     resolved = resolve(options.words, options.config_name, options.config_dir)
     if options.dry_run:
         print(explain(resolved), end="")
@@ -370,15 +373,13 @@ def _sweep(arguments: Sequence[str]) -> int:
 def _eval(arguments: Sequence[str]) -> int:
     from ragen.evaluate.command import command
 
-    return command(arguments, os.environ.pop("RAGEN_CALLER_DIR", ""))
+    return command(arguments, caller_folder())
 
 
 def _serve(options: argparse.Namespace) -> int:
     from ragen.serve import serve
 
-    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
-    there = os.path.join(caller, options.model)
-    model = there if caller and os.path.isdir(there) else options.model
+    model = model_from(options.model, caller_folder())
     return serve(model, options.host, options.port, options.max_model_len, options.name, options.dry_run)
 
 
@@ -391,19 +392,10 @@ def _say_what_is_meant(resolved: "Resolved") -> None:
     print(f"model: {resolved.config.model_path} ({origin.removeprefix('derived: ')})", file=sys.stderr)
 
 
-def _from_caller(folder: str | None) -> str | None:
-    """A relative folder is meant from where the user is; the entry scripts change to the repository's root."""
-    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
-    return folder if folder is None else os.path.join(caller, folder)
-
-
 def _play(options: argparse.Namespace) -> int:
     from ragen.play import play
 
-    agent = options.agent
-    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
-    if caller and os.path.isdir(os.path.join(caller, agent)):
-        agent = os.path.join(caller, agent)
+    agent = model_from(options.agent, caller_folder())
     return play(options.environment, options.seed, options.split, agent, options.prompt, options.temperature)
 
 
@@ -417,7 +409,7 @@ def _report(options: argparse.Namespace) -> int:
     from ragen.report.folder import RunFolder
     from ragen.report.html import write_report
 
-    folder = RunFolder(_from_caller(options.folder))
+    folder = RunFolder(from_caller(options.folder, caller_folder()))
     if folder.metrics_path.exists():
         print(f"report: {write_report(folder)}")
         return 0
@@ -437,8 +429,8 @@ def _report(options: argparse.Namespace) -> int:
 def _runs(options: argparse.Namespace) -> int:
     from ragen.runs import compare_runs, list_runs
 
-    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
-    folders = [os.path.join(caller, folder) for folder in options.folders]
+    caller = caller_folder()
+    folders = [from_caller(folder, caller) for folder in options.folders]
     if options.compare:
         return compare_runs(options.compare, folders, options.json, caller)
     return list_runs(folders, options.sort, options.metric, options.json)
@@ -449,8 +441,8 @@ def _plot(options: argparse.Namespace) -> int:
 
     from ragen.report import gradient_data
 
-    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
-    sources = [gradient_data.from_folder(os.path.join(caller, folder)) for folder in options.folders]
+    caller = caller_folder()
+    sources = [gradient_data.from_folder(from_caller(folder, caller)) for folder in options.folders]
     sources += [gradient_data.from_wandb(options.wandb_path)] if options.wandb_path else []
     if not sources:
         raise ValueError("nothing to draw: name a run folder, or a W&B run with --wandb-path")
@@ -479,7 +471,7 @@ def _merge(options: argparse.Namespace) -> int:
 
     from ragen.train.merge import merge, plan
 
-    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
+    caller = caller_folder()
     output = Path(caller, options.output) if options.output else None
     planned = plan(Path(caller, options.checkpoint), output)
     print(planned)
@@ -497,7 +489,7 @@ def _pocket(options: argparse.Namespace) -> int:
     from ragen.model.pocket.build import STEPS, build, describe
 
     steps = STEPS if options.steps is None else options.steps
-    output = Path(_from_caller(options.output) or "models/pocket")
+    output = Path(from_caller(options.output, caller_folder()) if options.output else "models/pocket")
     print(describe(steps))
     if not options.dry_run:
         build(output, steps)

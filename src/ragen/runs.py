@@ -24,7 +24,8 @@ import yaml
 from rich.text import Text
 
 from ragen.config.tree import leaves
-from ragen.diagnose.health import CHECKS, Health
+from ragen.diagnose.checks import CHECKS
+from ragen.diagnose.health import Health
 from ragen.report.console import sparkline
 from ragen.report.folder import Metrics, RunFolder, read_episodes
 from ragen.report.html import not_default

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen.diagnose.health import CHECKS, Health, series_of
+from ragen.diagnose.checks import CHECKS
+from ragen.diagnose.health import Health
+from ragen.diagnose.history import series_of
 
 FIRST = "collapse_first_turn_sample/"
 HEALTHY = {

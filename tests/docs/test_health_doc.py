@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ragen.diagnose.health import CHECKS, Limits
+from ragen.diagnose.checks import CHECKS
+from ragen.diagnose.history import Limits
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "how_to_read_a_run.md").read_text(encoding="utf-8")

@@ -10,21 +10,8 @@ from hypothesis import strategies as st
 from scripted import reply, scripted_server
 
 from ragen.engine.base import Prompt, Sampling
-from ragen.evaluate.api import (
-    ASSISTANT,
-    CUT,
-    END,
-    Budget,
-    BudgetSpent,
-    CharacterChat,
-    Client,
-    Refused,
-    ServerEngine,
-    ServerGone,
-    Stopped,
-    messages_of,
-    retry_after,
-)
+from ragen.evaluate.api import ASSISTANT, CUT, END, CharacterChat, ServerEngine, messages_of
+from ragen.evaluate.client import Budget, BudgetSpent, Client, Refused, ServerGone, Stopped, retry_after
 from ragen.typed import ConfigError
 
 SAMPLING = Sampling(0.7, 0.9, -1, False, 40, True)

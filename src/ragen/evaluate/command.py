@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ragen.caller import from_caller
 from ragen.evaluate import models as named
 from ragen.evaluate.setting import Setting, Wanted, quoted, settings
 from ragen.typed import ConfigError, RunFailed
@@ -77,10 +78,10 @@ def parser() -> argparse.ArgumentParser:
 def command(arguments: Sequence[str], caller: str = "") -> int:
     """Run `ragen eval …` and return its exit status. `caller` is the folder that relative ones are meant from."""
     options = parser().parse_intermixed_args(list(arguments))
-    options.words = [_from_caller(word, caller) for word in options.words]
+    options.words = [_meant(word, caller) for word in options.words]
     for name in ("config_dir", "output"):
         folder = getattr(options, name)
-        setattr(options, name, None if folder is None else os.path.join(caller, folder))
+        setattr(options, name, None if folder is None else from_caller(folder, caller))
     wanted, words = read(options)
     found = settings(wanted, words)
     if options.dry_run:
@@ -89,9 +90,9 @@ def command(arguments: Sequence[str], caller: str = "") -> int:
     return _run(wanted, found, options, arguments)
 
 
-def _from_caller(word: str, caller: str) -> str:
-    """A folder of the user's, where the entry script has gone elsewhere."""
-    there = os.path.join(caller, word)
+def _meant(word: str, caller: str) -> str:
+    """A folder or a summary log of the user's; overrides and other names of models stay as they are."""
+    there = from_caller(word, caller)
     return there if caller and not _is_override(word) and os.path.exists(there) else word
 
 

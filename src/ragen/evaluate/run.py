@@ -25,7 +25,8 @@ from ragen.config.schema import Config
 from ragen.config.tree import to_dict
 from ragen.engine.base import Engine, Prompt, Sampled
 from ragen.evaluate import output as files
-from ragen.evaluate.api import Budget, CharacterChat, Client, ServerEngine
+from ragen.evaluate.api import CharacterChat, ServerEngine
+from ragen.evaluate.client import Budget, Client
 from ragen.evaluate.journal import Journal, Place
 from ragen.evaluate.metrics import Measured, Outcome, measure, outcome_of
 from ragen.evaluate.models import LocalModel, Model, ServerModel, max_positions

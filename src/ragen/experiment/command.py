@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from ragen.caller import caller_folder, from_caller, model_from
 from ragen.experiment import slots
 from ragen.experiment.cell import Cell, Options, Plan, words
 from ragen.experiment.check import check_all
@@ -40,7 +41,7 @@ def sweep(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview(), end="")
         return 0
-    caller = os.environ.pop("RAGEN_CALLER_DIR", "")
+    caller = caller_folder()
     name = _experiment(arguments[0], caller)
     options = read_options(load(name), list(arguments[1:]), caller)
     whole = plans(name, options)
@@ -75,7 +76,7 @@ def start(whole: Sequence[Plan]) -> int:
 
 def _experiment(name: str, caller: str) -> str:
     """A file is meant from where the user is; the entry scripts change to the repository's root."""
-    return os.path.join(caller, name) if name.endswith((".yaml", ".yml")) else name
+    return from_caller(name, caller) if name.endswith((".yaml", ".yml")) else name
 
 
 def _about_assumed(plan: Plan) -> list[str]:
@@ -172,15 +173,15 @@ def read_options(spec: Spec, arguments: list[str], caller: str = "") -> Options:
     for option in own_options(spec):
         _check_not_empty(own.get(option.variable, "given"), option.shown)
         if option.kind == "path" and option.variable in own:
-            own[option.variable] = _from_caller(own[option.variable], caller)
+            own[option.variable] = _near(from_caller(own[option.variable], caller))
         if option.kind == "model" and option.variable in own:
-            own[option.variable] = ",".join(_model_from(name, caller) for name in own[option.variable].split(","))
+            own[option.variable] = ",".join(_model(name, caller) for name in own[option.variable].split(","))
     return Options(
         gpus=None if typed.gpus is None else slots.read(typed.gpus),
         gpus_per_exp=_count(getattr(typed, "gpus_per_exp", None), "--gpus-per-exp") or 1,
         steps=_count(typed.steps, "--steps"),
         cooldown=None if typed.cooldown is None else float(number(typed.cooldown, "--cooldown")),
-        model=None if typed.model is None else make("model", _model_from(typed.model, caller), "--model").text,
+        model=None if typed.model is None else make("model", _model(typed.model, caller), "--model").text,
         seeds=_count(typed.seeds, "--seeds"),
         resume=typed.resume,
         only=() if typed.only is None else tuple(split(typed.only, "--only")),
@@ -193,17 +194,17 @@ def read_options(spec: Spec, arguments: list[str], caller: str = "") -> Options:
     )
 
 
-def _from_caller(path: str, caller: str) -> str:
+def _near(path: str) -> str:
     """A path from the repository's root where it lies in there, else a whole one."""
-    whole = os.path.normpath(os.path.join(caller, path))
+    whole = os.path.normpath(path)
     near = os.path.relpath(whole)
     return whole if near.startswith("..") else near
 
 
-def _model_from(name: str, caller: str) -> str:
-    """A folder that lies where the user is; any other name stays."""
-    there = os.path.join(caller, name.strip())
-    return _from_caller(name.strip(), caller) if name.strip() and os.path.isdir(there) else name
+def _model(name: str, caller: str) -> str:
+    """As it was typed, or where the user's folder is."""
+    found = model_from(name.strip(), caller)
+    return name if found == name.strip() else _near(found)
 
 
 def _check_not_empty(value: str, where: str) -> None:

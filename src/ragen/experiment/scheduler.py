@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ragen import caller
 from ragen.experiment import child, slots, wandb_sync
 from ragen.experiment.cell import CPU, Cell, Plan, words
 from ragen.experiment.cluster import connected
@@ -291,7 +292,7 @@ class Sweep:
 
     def _environment(self, cell: Cell, devices: tuple[str, ...]) -> dict[str, str]:
         environment = {**os.environ, **self.plan.train_environment}
-        environment.pop("RAGEN_CALLER_DIR", None)
+        environment.pop(caller.VARIABLE, None)
         if environment.get("PYTHONPATH"):
             paths = environment["PYTHONPATH"].split(os.pathsep)
             environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths)

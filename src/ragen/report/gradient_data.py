@@ -214,9 +214,7 @@ def _why_none(name: str, sources: Sequence[Source]) -> str:
     ]
     if empty:
         listed = ", ".join(map(str, empty))
-        return (
-            f"{name}: the filter kept no group at step {listed}, so there is nothing to show; probe another step"
-        )
+        return f"{name}: the filter kept no group at step {listed}, so there is nothing to show; probe another step"
     return f"{name} holds no gradient analysis: train with {KEY}"
 
 

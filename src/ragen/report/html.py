@@ -17,8 +17,10 @@ from typing import Any
 from ragen import __version__
 from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, schema_fields
+from ragen.diagnose.checks import CHECKS
 from ragen.diagnose.collapse import FIRST_TURN, TRAJECTORY
-from ragen.diagnose.health import CHECKS, QUANTITIES, Health, HealthWarning, Limits, series_of
+from ragen.diagnose.health import Health, HealthWarning
+from ragen.diagnose.history import QUANTITIES, Limits, series_of
 from ragen.env.base import Tag
 from ragen.env.registry import make
 from ragen.report import gradients

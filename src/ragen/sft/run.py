@@ -38,7 +38,7 @@ from ragen.train.clock import Clock
 from ragen.train.interrupt import Interrupt
 from ragen.train.loop import Run
 from ragen.train.record import Silent, recording
-from ragen.train.resume import Decision, decide
+from ragen.train.resume import Decision, claimed, decide
 from ragen.train.validation import Validator
 from ragen.train.workers import Workers
 
@@ -55,7 +55,7 @@ def fine_tune(config: Config) -> Run:
         data = workers.agree(_solve(config) if workers.is_first else None)
         batches = plan(num_answers(data.train, derive.rules(config)), config)
         config = _as_run(config, len(batches))
-        decision = workers.agree(stack.enter_context(claimed(config)) if workers.is_first else None)
+        decision = workers.agree(stack.enter_context(claimed(config, place)) if workers.is_first else None)
         folder = decision.folder.path
         stack.enter_context(memory.explained(config, workers.device, folder))
         record = stack.enter_context(recording(config, decision)) if workers.is_first else Silent()
@@ -79,22 +79,6 @@ def fine_tune(config: Config) -> Run:
 
 
 # --- where it happens ---------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def claimed(config: Config) -> Iterator[Decision]:
-    """Own the decided folder. What was decided is looked at again under ownership: a run may just have ended there."""
-    while True:
-        decision = place(config)
-        with decision.folder.owned():
-            if _where(place(config)) == _where(decision):
-                decision.prepare()
-                yield decision
-                return
-
-
-def _where(decision: Decision) -> tuple:
-    return decision.folder.path, decision.checkpoint, decision.first_step
 
 
 def place(config: Config) -> Decision:

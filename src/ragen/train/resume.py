@@ -17,7 +17,7 @@ it goes on in that checkpoint's own folder if that run could, and else in a fold
 With `trainer.gradient_analysis_only` it looks at the named checkpoint: its first step is that of the checkpoint itself.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,12 +70,14 @@ class Decision:
 
 
 @contextmanager
-def claimed(config: Config) -> Iterator[Decision]:
-    """Own the decided folder. What was decided is looked at again under ownership: a run may just have ended there."""
+def claimed(config: Config, choose: Callable[[Config], Decision] | None = None) -> Iterator[Decision]:
+    """Own the folder that `choose` (or `decide`) decides for, looked at again under ownership: a run may just have
+    ended there."""
+    choose = choose or decide
     while True:
-        decision = decide(config)
+        decision = choose(config)
         with decision.folder.owned():
-            if _place(decide(config)) == _place(decision):
+            if _place(choose(config)) == _place(decision):
                 decision.prepare()
                 yield decision
                 return

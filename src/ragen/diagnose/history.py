@@ -1,0 +1,192 @@
+"""What the checks of a run look at: quantities of a step, how they went, and the limits that they are held to.
+
+    history = History(Limits())
+    history.add(metrics)
+    history.now("entropy", 5), history.compared("spread", 5, 5)       # a mean of the last steps; start and present
+    series_of(rows, "entropy")                                        # the points of a chart
+
+Plain numbers: no torch, no files.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from ragen.diagnose.collapse import FIRST_TURN, THRESHOLDS, TRAJECTORY, RegimeThresholds
+from ragen.report.numbers import percent, short
+
+Row = Mapping[str, Any]
+Points = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a check warns. A share is of the start, a rise is above the start, all others are absolute."""
+
+    num_start: int = 5  # steps that make the start, for quantities that vary from step to step
+    num_recent: int = 5  # steps that make the present, likewise
+    num_calm: int = 2  # the same for quantities that hardly vary; their start is the first step, before any update
+    easing: float = 0.5  # a warning ends when its quantity has gone back so far from the threshold to the start
+
+    learned_gain: float = 0.1  # training success so far above its start is learning
+    solved: float = 0.9  # and so is success of this size
+    kept_share: float = 0.7  # of the best success so far, without which there is no learning to speak of
+
+    regimes: RegimeThresholds = THRESHOLDS
+    thinking_share: float = 0.5  # of the rate of turns with any thinking
+
+    blown_up: float = 0.2  # of the kept groups, over the last `num_recent` steps
+    spread_share: float = 0.45
+    success_share: float = 0.5
+    entropy_low_share: float = 0.5
+    entropy_high_share: float = 2.0
+    entropy_rise: float = 0.05  # on top of it, in nats: twice nothing is nothing
+    distinct_share: float = 0.6
+    least_distinct: float = 0.25  # where replies were alike from the start, that they are says nothing
+    repeats_rise: float = 0.15
+    format_rise: float = 0.2
+    cut_rise: float = 0.15
+    length_low_share: float = 0.5
+    length_high_share: float = 2.0
+    clip_fraction: float = 0.1
+    policy_kl: float = 0.1
+    sampler_kl: float = 0.005
+    spike: float = 15.0  # times the usual gradient norm
+    num_usual: int = 20  # steps that make the usual one
+    empty_share: float = 0.3  # of the last `num_recent` steps
+    quiet_steps: int = 5  # a warning that returns within so many steps has never gone
+
+
+# --- what is looked at --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of a step, or None where it was not measured."""
+
+    label: str
+    read: Callable[[Row], float | None]
+    is_share: bool = False
+
+    def text(self, value: float) -> str:
+        return percent(value) if self.is_share else short(value)
+
+
+def finite(row: Row, key: str) -> float | None:
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _metric(label: str, key: str, is_share: bool = False) -> Quantity:
+    return Quantity(label, lambda row: finite(row, key), is_share)
+
+
+_SUCCESS = re.compile("train/[^/]+/success")
+
+
+def _success(row: Row) -> float | None:
+    values = [value for key in row if _SUCCESS.fullmatch(key) and (value := finite(row, key)) is not None]
+    return fmean(values) if values else None
+
+
+def _tokens_per_turn(row: Row) -> float | None:
+    tokens, turns = finite(row, "train/response_length"), finite(row, "train/num_turns")
+    return None if tokens is None or not turns else tokens / turns
+
+
+def _format_failures(row: Row) -> float | None:
+    valid = finite(row, "train/format_valid")
+    return None if valid is None else 1.0 - valid
+
+
+def _collapse(label: str, name: str) -> Quantity:
+    """Of first turns, or of all turns where only these were measured: as `regime` has it."""
+
+    def read(row: Row) -> float | None:
+        values = (finite(row, f"{sample}/{name}") for sample in (FIRST_TURN, TRAJECTORY))
+        return next((value for value in values if value is not None), None)
+
+    return Quantity(label, read)
+
+
+QUANTITIES: dict[str, Quantity] = {
+    "information": _collapse("I(X;Z)", "mi_seq_estimate"),
+    "thought entropy": _collapse("H(Z|X) a token", "conditional_entropy_est"),
+    "thinking": _metric("the share of turns with any thinking", "collapse/valid_thinking_rate", is_share=True),
+    "success": Quantity("training success", _success, is_share=True),
+    "spread": _metric("the spread of rewards in a group", "rollout/in_group_reward_std"),
+    "blown up": _metric(
+        "the share of kept groups that hardly differ in reward", "rollout/chosen_blown_up_ratio", is_share=True
+    ),
+    "entropy": _metric("the entropy of a token", "actor/entropy"),
+    "distinct": _metric("the share of replies unlike any other of the step", "train/reply_distinct", is_share=True),
+    "repeats": _metric("the share of text that a reply repeats", "train/reply_repeats", is_share=True),
+    "format failures": Quantity("the share of turns in a wrong format", _format_failures, is_share=True),
+    "cut replies": _metric("the share of replies cut off", "train/cut_replies", is_share=True),
+    "length": Quantity("tokens in a reply", _tokens_per_turn),
+    "clipped": _metric("the share of clipped tokens", "actor/pg_clipfrac", is_share=True),
+    "policy KL": _metric("KL from the policy that played", "actor/ppo_kl"),
+    "sampler KL": _metric("KL between sampler and learner", "rollout/sampler_learner_kl"),
+    "gradient": _metric("the gradient norm", "actor/grad_norm"),
+    "empty": _metric("the share of steps without a kept group", "rollout/empty_after_filter", is_share=True),
+}
+
+
+def series_of(rows: Iterable[Row], quantity: str) -> Points:
+    """(step, value) wherever a quantity was measured in training."""
+    read = QUANTITIES[quantity].read
+    return [(row["step"], value) for row in rows if is_training(row) and (value := read(row)) is not None]
+
+
+def is_training(row: Row) -> bool:
+    """The first row of a run is only a validation."""
+    return any(key.startswith(("train/", "rollout/")) for key in row)
+
+
+class History:
+    """The quantities of all steps so far."""
+
+    def __init__(self, limits: Limits):
+        self.limits = limits
+        self.values: dict[str, list[float]] = {name: [] for name in QUANTITIES}
+        self.row: Row = {}  # the last step
+        self.measured: list[Row] = []  # the first and the last step with collapse metrics
+        self.best_success = 0.0
+        self.easing = 0.0  # above 0 while the check that looks has a warning to end
+
+    def add(self, row: Row) -> None:
+        self.row = row
+        if QUANTITIES["information"].read(row) is not None:
+            self.measured = [*self.measured[:1], row]
+        for name, quantity in QUANTITIES.items():
+            value = quantity.read(row)
+            if value is not None:
+                self.values[name].append(value)
+        if len(self.values["success"]) >= self.limits.num_recent:
+            self.best_success = max(self.best_success, self.now("success", self.limits.num_recent))
+
+    def now(self, name: str, num: int) -> float:
+        return fmean(self.values[name][-num:])
+
+    def compared(self, name: str, num_start: int, num: int) -> tuple[float, float] | None:
+        """(start, present): means of the first and of the last values. None while these overlap."""
+        values = self.values[name]
+        if len(values) < num_start + num:
+            return None
+        return fmean(values[:num_start]), self.now(name, num)
+
+    def has_learned(self) -> bool:
+        """Training success has risen and stayed, or there is nothing left to learn."""
+        limits = self.limits
+        if not self.values["success"]:
+            return False
+        start = fmean(self.values["success"][: limits.num_start])
+        present = self.now("success", limits.num_recent)
+        return present >= min(start + limits.learned_gain, limits.solved) and present >= (
+            limits.kept_share * self.best_success
+        )
