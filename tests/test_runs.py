@@ -240,9 +240,37 @@ def test_no_runs_is_no_error(place, capsys):
     place.mkdir()
     assert list_runs([str(place)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "no runs below checkpoints or model_saving",
+        "no runs below checkpoints or model_saving or models",
         f"no runs below {place}",
     ]
+
+
+def tuned(path, **metrics):
+    """A fine-tuning run of three steps, the last of which has the validation of its result."""
+    folder, config = RunFolder(path), Config()
+    config.rl_or_sft, config.trainer.total_training_steps = "sft", 3
+    folder.write_config(config)
+    for step in (1, 2, 3):
+        folder.append_metrics(step, {"train/loss": 1.0 / step} | (metrics if step == 3 else {}))
+    return folder
+
+
+def test_fine_tuning_is_listed_with_the_success_of_its_model(place, tmp_path, capsys):
+    """In the output folder of the config and its siblings; until the model has played it is not finished."""
+    prefix = f"val-env/{TAG}/success"
+    interval = {f"{prefix}_low": 0.4, f"{prefix}_high": 0.6}
+    tuned(tmp_path / "models/sft/sokoban/lora_weights", **{prefix: 0.5}, **interval).write_finished("finished", 3)
+    tuned(tmp_path / "models/sft-2/lora_weights")
+    (tmp_path / "models/sft/sokoban/merged_model").mkdir()
+    make_run(place / "ragen/rl", [0.25])
+    assert list_runs([], sort="name") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["ragen/rl", "sft-2/lora_weights", "sft/sokoban/lora_weights"]
+    assert [row[3] for row in rows] == ["grpo", "sft", "sft"]
+    assert [row[4:6] for row in rows[1:]] == [["3/3", "interrupted"], ["3/3", "finished"]]
+    assert "50.0 % [40.0, 60.0]" in " ".join(rows[2])
+    list_runs([], sort="estimator", as_json=True)
+    assert [row["estimator"] for row in json.loads(capsys.readouterr().out)] == ["grpo", "sft", "sft"]
 
 
 def test_json(place, capsys):

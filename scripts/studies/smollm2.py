@@ -4,35 +4,35 @@
     PYTHONPATH=src python scripts/studies/smollm2.py run configs.yaml --at-once 12    # about 20 minutes on one H200
     PYTHONPATH=src .venv/bin/python scripts/studies/smollm2.py table OUT
 
-`plan` resolves every run where Hydra is installed; `run` needs neither Hydra nor a network. First come the supervised
-runs: the documented ones, and short ones of several sizes. RL starts from the short one whose success is nearest to
-45 %: PPO and GRPO, with and without the filter, three seeds each.
+`plan` resolves every run where Hydra is installed; `run` needs neither Hydra nor a network. First come short supervised
+runs of several sizes, beside them those of the documented sizes and the model as it came. RL starts from the first
+short one that ends with a success of 30 to 60 %: PPO and GRPO, with and without the filter, three seeds each.
+Many runs share the card: start `nvidia-cuda-mps-control -d` before.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 GAMES = {"sokoban": "_2_sokoban", "frozenlake": "_3_frozen_lake"}
-# The published batch shapes. Replies of a model that was shown answers only are short: 64 tokens cut none of them.
+# Replies of a model that was shown answers only are short: 64 tokens cut none of them.
 COMMON = (
     f"{ROLLOUT}.response_length=64",
     f"{ROLLOUT}.max_model_len=2048",
-    "micro_batch_size_per_gpu=32",
-    "log_prob_micro_batch_size_per_gpu=64",
+    "micro_batch_size_per_gpu=4",
+    "log_prob_micro_batch_size_per_gpu=32",
     "data.val_batch_size=128",
 )
 DOCUMENTED = ("sft.data_generation.train_size=2000", "sft.data_generation.test_size=200", "sft.training.epochs=5")
-# Few levels, two epochs: with the documented adapter, and with all weights.
-SHORT = {"lora-1500": (1500, 64), "lora-3000": (3000, 64), "full-600": (600, 0), "full-1500": (1500, 0)}
+SHORT = (1_600, 2_000, 2_400, 2_800)  # levels, each seen twice, all weights
 FILTERS = {
     "filter": (f"{ROLLOUT}.rollout_filter_value=0.9", f"{ROLLOUT}.rollout_filter_include_zero=False"),
     "nofilter": (f"{ROLLOUT}.rollout_filter_value=1.0", f"{ROLLOUT}.rollout_filter_include_zero=True"),
@@ -42,15 +42,17 @@ RL = (
     "trainer.logger=[console]",
     "trainer.save_freq=-1",
     "trainer.total_training_steps=100",
-    "trainer.test_freq=25",
+    "trainer.val_before_train=False",  # the supervised run was validated on the same levels
+    "trainer.test_freq=50",
+    "es_manager.train.group_size=8",
     "ppo_mini_batch_size=32",
-    f"{ACTOR}.optim.lr=1e-5",
-    "critic.optim.lr=3e-5",
+    f"{ACTOR}.optim.lr=2e-5",
+    "critic.optim.lr=6e-5",
     f"{ACTOR}.entropy_coeff=0.001",
-    "collapse_detection.compute_freq=25",
+    "collapse_detection.compute_freq=50",
 )
 NUM_SEEDS = 3
-AIM = 0.45
+START = (0.30, 0.60)  # success from which there is something to learn, and something to lose
 
 
 # --- the runs -----------------------------------------------------------------------------------------------------
@@ -62,7 +64,7 @@ def supervised(model: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
     for game, recipe in GAMES.items():
         sizes = {"documented": DOCUMENTED}
         if game == "sokoban":
-            sizes |= {f"short-{name}": _short(*size) for name, size in SHORT.items()}
+            sizes |= {f"short-{num_levels}": _short(num_levels) for num_levels in SHORT}
         for size, words in sizes.items():
             name = f"sft-{game}-{size}"
             found[name] = (
@@ -71,7 +73,7 @@ def supervised(model: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
                     "rl_or_sft=sft",
                     f"sft.training.base_model={model}",
                     f"sft.output_dir={folder / name}",
-                    "sft.training.micro_batch_size=16",
+                    "sft.training.micro_batch_size=8",
                     "sft.training.logger=[console]",
                     f"sft.training.experiment_name={name}",
                     *words,
@@ -81,12 +83,14 @@ def supervised(model: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-def _short(num_levels: int, rank: int) -> tuple[str, ...]:
+def _short(num_levels: int) -> tuple[str, ...]:
     return (
         f"sft.data_generation.train_size={num_levels}",
         "sft.data_generation.test_size=50",
         "sft.training.epochs=2",
-        f"sft.training.lora_rank={rank}",
+        "sft.training.lora_rank=0",
+        "sft.training.train_batch_size=64",
+        "sft.training.learning_rate=3e-4",
     )
 
 
@@ -141,7 +145,7 @@ def one(path: Path, name: str, model: str | None) -> None:
     from ragen.train import train_any
 
     config = build(Config, yaml.safe_load(path.read_text())[name])
-    if model is not None and config.rl_or_sft == "rl":
+    if model is not None:
         ours = replace(config.actor_rollout_ref, model=replace(config.actor_rollout_ref.model, path=model))
         critic = replace(config.critic, model=replace(config.critic.model, path=model))
         config = replace(config, model_path=model, actor_rollout_ref=ours, critic=critic)
@@ -149,29 +153,59 @@ def one(path: Path, name: str, model: str | None) -> None:
 
 
 def run(path: Path, at_once: int) -> None:
-    configs = yaml.safe_load(path.read_text())
-    short = [name for name in configs if "-short-" in name]
-    _run_all(path, short, None, at_once)
-    folder = Path(configs[short[0]]["sft"]["output_dir"]).parent
-    before = [name for name in configs if name.startswith("base-")]
-    chosen = choose(folder)
+    names = list(yaml.safe_load(path.read_text()))
+    short = [name for name in names if "-short-" in name]
+    aside = [name for name in names if name.startswith(("sft-", "base-")) and name not in short]
+    beside = [_start(path, name, None) for name in aside]
+    chosen = find_start(path, short)
     print(f"RL starts from {chosen}", flush=True)
-    others = [name for name in configs if name not in (*short, *before)]
-    _run_all(path, others, str(folder / chosen / "merged_model"), at_once)
-    _run_all(path, before, None, at_once)
-
-
-def _run_all(path: Path, names: list[str], model: str | None, at_once: int) -> None:
-    def start(name: str) -> None:
-        started = time.monotonic()
-        log = path.with_name(f"{name}.log")
-        words = [sys.executable, __file__, "one", str(path), "--name", name, *(["--model", model] if model else [])]
-        with open(log, "ab") as file:
-            status = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, env=os.environ).returncode
-        print(f"{name}: exit status {status} after {time.monotonic() - started:.0f} s", flush=True)
-
+    model = str(_folder(path) / chosen / "merged_model")
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(start, names))
+        reinforced = [name for name in names if name not in (*short, *aside)]
+        list(pool.map(lambda name: _finish(_start(path, name, model)), reinforced))
+    for child in beside:
+        _finish(child)
+
+
+def find_start(path: Path, names: list[str]) -> str:
+    """The first short run that ends where RL should start; the others are given up. If none does, the nearest."""
+    running, success_of = [_start(path, name, None) for name in names], {}
+    while running:
+        time.sleep(1)
+        for child in [child for child in running if child.process.poll() is not None]:
+            running.remove(child)
+            _finish(child)
+            rows = validated(_folder(path) / child.name / "lora_weights")
+            success_of |= {child.name: success(rows[-1])} if rows else {}
+            if rows and START[0] <= success(rows[-1]) <= START[1]:
+                for other in running:
+                    other.process.kill()
+                return child.name
+    return min(success_of, key=lambda name: abs(success_of[name] - sum(START) / 2))
+
+
+def _folder(path: Path) -> Path:
+    """Where the runs are."""
+    configs = yaml.safe_load(path.read_text())
+    return next(Path(config["sft"]["output_dir"]).parent for name, config in configs.items() if "-short-" in name)
+
+
+class Child(NamedTuple):
+    name: str
+    process: subprocess.Popen
+    started: float
+
+
+def _start(path: Path, name: str, model: str | None) -> Child:
+    words = [sys.executable, __file__, "one", str(path), "--name", name, *(["--model", model] if model else [])]
+    with open(path.with_name(f"{name}.log"), "ab") as log:
+        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+    return Child(name, process, time.monotonic())
+
+
+def _finish(child: Child) -> None:
+    status = child.process.wait()
+    print(f"{child.name}: exit status {status} after {time.monotonic() - child.started:.0f} s", flush=True)
 
 
 # --- what came out ------------------------------------------------------------------------------------------------
@@ -186,16 +220,6 @@ def validated(folder: Path) -> list[dict]:
 
 def success(row: dict, kind: str = "success") -> float:
     return next(value for key, value in row.items() if key.startswith("val-env/") and key.endswith(f"/{kind}"))
-
-
-def choose(folder: Path) -> str:
-    """The short run after which success is nearest to the aim."""
-    found = {}
-    for name in SHORT:
-        rows = validated(folder / f"sft-sokoban-short-{name}" / "lora_weights")
-        if rows:
-            found[f"sft-sokoban-short-{name}"] = success(rows[-1])
-    return min(found, key=lambda name: abs(found[name] - AIM))
 
 
 def table(folder: Path) -> None:

@@ -20,6 +20,7 @@ from ragen.typed import ConfigError, RunFailed, did_you_mean
 
 if TYPE_CHECKING:
     from ragen.config.compose import Resolved
+    from ragen.config.schema import Config
 
 STATUSES = {"finished": 0, "early_stopped": 3, "interrupted": 130}  # of a run, as exit statuses
 
@@ -38,8 +39,7 @@ SFT_EXAMPLES = """examples:
   ragen sft sokoban sft.training.base_model=Qwen/Qwen2.5-0.5B-Instruct --dry-run
   ragen sft frozenlake sft.training.base_model=smollm2 \\
       sft.data_generation.train_size=500 sft.output_dir=models/sft/frozenlake
-  ragen sft sokoban sft.output_dir=models/sft/sokoban &&
-      ragen train sokoban model.base_model=models/sft/sokoban/merged_model
+  ragen train sokoban rl_or_sft=sft_then_rl sft.output_dir=models/sft/sokoban
 """
 
 MERGE_EXAMPLES = """examples:
@@ -252,7 +252,7 @@ def _add_runs(verbs: Any) -> None:
     runs = verbs.add_parser(
         "runs",
         help="list and compare the runs on disk",
-        description="List or compare the runs below checkpoints/ and model_saving/, or elsewhere.",
+        description="List or compare the runs below checkpoints/, model_saving/ and models/, or\nelsewhere.",
         epilog=RUNS_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -317,6 +317,7 @@ def _train_parser(verb: str = "train") -> argparse.ArgumentParser:
     parser.add_argument("--config-name", "-cn", metavar="RECIPE", help="base, _1_bandit, _2_sokoban, _3_frozen_lake")
     parser.add_argument("--config-dir", "-cd", metavar="DIR", help="a folder with recipes of your own")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved plan and stop")
+    parser.add_argument("--stage", choices=["sft", "rl"], help="of rl_or_sft=sft_then_rl, only this part")
     parser.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -341,15 +342,25 @@ def _train(options: argparse.Namespace) -> int:
 
     trainer = resolved.config.trainer
     if must_launch(trainer.n_gpus_per_node * trainer.nnodes):
-        return launch(trainer.n_gpus_per_node, trainer.nnodes, options.arguments)
+        for more in _stages(resolved.config, options.stage):
+            status = launch(trainer.n_gpus_per_node, trainer.nnodes, [*options.arguments, *more])
+            if status != 0:
+                break
+        return status
 
     from ragen.train import train_any
     from ragen.train.memory import OutOfMemory
 
     try:
-        return leave(STATUSES[train_any(resolved.config).status])
+        return leave(STATUSES[train_any(resolved.config, options.stage).status])
     except OutOfMemory as error:
         raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.words)}") from error
+
+
+def _stages(config: "Config", stage: str | None) -> list[list[str]]:
+    """The words of one launch after the other: where fine-tuning has processes of its own, none of it is left."""
+    both = config.rl_or_sft == "sft_then_rl" and stage is None
+    return [["--stage=sft"], ["--stage=rl"]] if both else [[]]
 
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> str:
@@ -361,7 +372,8 @@ def _command(options: argparse.Namespace, words: Sequence[str]) -> str:
         with suppress(ConfigError):
             resolve([*options.words, *added, word], options.config_name, options.config_dir)
             added.append(word)
-    return shlex.join(["./ragen", "train", *options.arguments, *added])
+    typed = [word for word in options.arguments if not word.startswith("--stage=")]
+    return shlex.join(["./ragen", "train", *typed, *added])
 
 
 def _sweep(arguments: Sequence[str]) -> int:

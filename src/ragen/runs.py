@@ -35,7 +35,8 @@ from ragen.report.verdict import PREFIX, early_stop, validation_tags
 from ragen.screen import Screen
 from ragen.typed import ConfigError, did_you_mean, shown
 
-ROOTS = ("checkpoints", "model_saving")  # where runs and sweeps write unless told otherwise
+# Where runs, sweeps and fine-tuning (models/sft/…/lora_weights) write unless told otherwise.
+ROOTS = ("checkpoints", "model_saving", "models")
 SKIPPED = ("episodes", "tensorboard", "wandb")  # below a run, and large
 SPARK_WIDTH = 24
 # What a run is called and where it happens, not what it does.
@@ -79,6 +80,11 @@ class ListedRun:
     @property
     def model(self) -> str:
         return str(self.config.get("model_path", "")).rstrip("/").rpartition("/")[2]
+
+    @property
+    def estimator(self) -> str:
+        """Of advantages; fine-tuning has none."""
+        return "sft" if _is_tuning(self.config) else str(self.config.get("algorithm.adv_estimator", ""))
 
     @property
     def total_steps(self) -> int | None:
@@ -138,7 +144,9 @@ def read_run(name: str, folder: RunFolder, metric: str | None = None) -> ListedR
         problems.append(f"{folder.config_path.name} is missing or empty")
     if (finished or {}).get("status") == "unknown":
         problems.append(f"{folder.finished_path.name} cannot be read")
-    status, rule = status_of(folder, metrics, finished, config.get("trainer.total_training_steps"))
+    # Fine-tuning still has a model to merge and to validate when its steps are done.
+    total = None if _is_tuning(config) else config.get("trainer.total_training_steps")
+    status, rule = status_of(folder, metrics, finished, total)
     if not status.startswith("running"):
         problems += metrics.notes  # while a line is being written, it looks torn
     tags = validation_tags(metrics)
@@ -153,6 +161,10 @@ def read_run(name: str, folder: RunFolder, metric: str | None = None) -> ListedR
         seconds_old=max(0.0, time.time() - _last_written(folder)),
         problems=tuple(problems),
     )
+
+
+def _is_tuning(config: Mapping[str, Any]) -> bool:
+    return config.get("rl_or_sft") == "sft"
 
 
 def _tried(read: Callable[[], Any], otherwise: Any, path: Path, problems: list[str]) -> Any:
@@ -292,7 +304,7 @@ def row_of(run: ListedRun) -> dict[str, str]:
         "name": run.name,
         "env": "+".join(run.environments) or "–",
         "model": run.model or "–",
-        "estimator": str(run.config.get("algorithm.adv_estimator", "–")),
+        "estimator": run.estimator or "–",
         "step": f"{'–' if step is None else step}/{'–' if run.total_steps is None else run.total_steps}",
         "status": f"{run.status}: {run.rule}" if run.rule else run.status,
         "success": value_text(run.metric, run.last),
@@ -363,7 +375,7 @@ SORTS: dict[str, Sort] = {
     "name": lambda run: run.name,
     "env": lambda run: run.environments,
     "model": lambda run: run.model,
-    "estimator": lambda run: str(run.config.get("algorithm.adv_estimator", "")),
+    "estimator": lambda run: run.estimator,
     "step": lambda run: _down(run.metrics.last_step()),
     "status": lambda run: (run.status, run.rule),
     "success": lambda run: _down(run.last.value if run.last else None),
@@ -515,7 +527,7 @@ def as_data(run: ListedRun) -> dict[str, Any]:
         "folder": str(run.folder),
         "environments": run.environments,
         "model": run.config.get("model_path"),
-        "estimator": run.config.get("algorithm.adv_estimator"),
+        "estimator": run.estimator or None,
         "step": run.metrics.last_step(),
         "total_steps": run.total_steps,
         "status": run.status,

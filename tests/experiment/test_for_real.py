@@ -55,3 +55,41 @@ def test_a_sweep_from_the_script_to_the_report(start, tmp_path):
     assert report.returncode == 0, report.stderr
     written = [Path(line.partition(": ")[2]) for line in report.stdout.splitlines() if line.startswith("report: ")]
     assert [path.suffix for path in written] == [".html", ".md"] and all(path.is_file() for path in written)
+
+
+def test_model_scaling_is_evaluated_when_its_runs_have_ended(start, tmp_path):
+    tiny = ("es_manager.train.env_groups=2", "es_manager.train.group_size=2", "es_manager.val.env_groups=2")
+    tiny += ("ppo_mini_batch_size=4", "trainer.logger=[console]")
+    script = ("bash", "scripts/runs/run_model_scaling.sh", "--models", "pocket", "--gpus", "cpu", "--steps", "1")
+    script += ("--evaluate-turns", "2,4")
+    ended = start(*script, "--", *tiny)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    folder = tmp_path / "log/terminal"
+    written = [folder / f"sokoban_model_scaling_eval.{kind}" for kind in ("jsonl", "md", "html")]
+    trained = "sokoban_pocket_ragen_main/global_step_1"
+    rows = [
+        line.split(" | ") for line in written[1].read_text().splitlines() if line.startswith(("| pocket", "| soko"))
+    ]
+    assert [row[:2] for row in rows] == [[f"| {model}", turns] for model in ("pocket", trained) for turns in "24"]
+    assert all(row[3].endswith(" vs pocket") and row[-1].startswith("2 levels") for row in rows[2:])
+    assert all(" | ".join(row) in ended.stdout for row in rows)
+    assert (
+        "evaluation: log/terminal/sokoban_model_scaling_eval.html\n"
+        in (folder / "sokoban_model_scaling.log").read_text()
+    )
+
+    before = [path.read_bytes() for path in written]
+    for path in written:
+        path.unlink()
+    (lost,) = [
+        path for path in folder.glob(".journal-*") if trained in (text := path.read_text()) and '"max_turn": 4' in text
+    ]
+    lost.unlink()
+    again = start(*script, "--resume", "--", *tiny)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "start sokoban" not in again.stdout and "loading pocket" not in again.stdout
+    assert (
+        f"{trained}, 4 turns: 2 of 2" in again.stdout
+        and "pocket: 2 episodes are in the journal already" in again.stdout
+    )
+    assert [path.read_bytes() for path in written] == before

@@ -16,6 +16,7 @@ from ragen.cli import main
 from ragen.config import derive
 from ragen.model.load import find_model, load_model
 from ragen.report.folder import RunFolder
+from ragen.report.html import write_report
 from ragen.sft import train as sft_train
 from ragen.sft.data import Lesson, make_data, read_rows
 from ragen.sft.tokens import num_answers
@@ -141,6 +142,26 @@ def test_everything_is_there(run):
     assert "val/loss" in html and "train/loss" in html
 
 
+def test_the_report_says_how_it_was_learnt(run, tmp_path):
+    """An estimator of advantages has no part in it."""
+    html = run.report.read_text()
+    assert "supervised fine-tuning, LoRA rank 4" in html and "8 to train, 3 to test" in html
+    assert "<dt>estimator</dt>" not in html
+    folder = RunFolder(tmp_path)
+    folder.write_config(config_of("sft.training.lora_rank=0"))
+    folder.append_metrics(1, {"train/loss": 1.0})
+    assert "supervised fine-tuning, full weights" in write_report(folder).read_text()
+    folder.write_config(replace(config_of(), rl_or_sft="rl"))
+    assert "<dt>estimator</dt>" in write_report(folder).read_text()
+
+
+def test_it_is_listed_among_the_runs(run, capsys):
+    assert main(["runs", str(run.folder.parent), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["status"], row["estimator"], row["step"]) == ("lora_weights", "finished", "sft", 5)
+    assert row["metric"] == "val-env/SokobanV1/success" and row["last"]["step"] == 5
+
+
 def test_the_merged_model_is_the_best_checkpoint(run):
     """Merged and unmerged give the same logits, in the hands of transformers and of peft."""
     peft = pytest.importorskip("peft")
@@ -183,7 +204,7 @@ def test_a_finished_run_is_left_alone(run, capsys):
 
 
 def test_a_merged_model_of_other_origin_is_left_alone(tmp_path):
-    from ragen.sft.run import place
+    from ragen.sft.place import place
 
     (tmp_path / "out/merged_model").mkdir(parents=True)
     decision = place(config_of(f"sft.output_dir={tmp_path}/out"))

@@ -14,6 +14,7 @@ one it was trained on.
 """
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
@@ -35,6 +36,10 @@ PROBE_REPLIES = {
 REPLY_WITH_OUTER_SPACE = "\n <answer>Left</answer> \n"
 
 
+# Members of a group are given the same opening, and often meet the same state again.
+NUM_REMEMBERED = 1024
+
+
 class TemplateError(ValueError):
     """The chat template cannot be used for multi-turn training; the message names the part."""
 
@@ -49,6 +54,7 @@ class ChatTemplate:
         self.special_ids = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special_tokens = tuple(tokenizer.convert_ids_to_tokens(sorted(self.special_ids)))  # for `parse_reply`
         self._scaffold_cache: dict[tuple[str, ...], list[int]] = {}
+        self._encode = lru_cache(NUM_REMEMBERED)(self._encode_anew)
         self._cut_scaffold()
         problems = [*self._default_text(), *self._rewritten_replies(), *self._wrong_endings()]
         if problems:
@@ -57,14 +63,14 @@ class ChatTemplate:
 
     def opening_ids(self, system_text: str, user_text: str, reply_prefix: str) -> list[int]:
         """A conversation's beginning, up to and including the forced opening of the first reply."""
-        return self._encode(self.head, system_text, self.middle, user_text, self.tail + reply_prefix)
+        return list(self._encode(self.head, system_text, self.middle, user_text, self.tail + reply_prefix))
 
     def delta_ids(self, user_text: str, reply_prefix: str) -> list[int]:
         """What follows the end-of-turn token of the last reply, up to and including the next forced opening."""
         # Encoded behind the end-of-turn token: some tokenizers treat the beginning of a text in a special way.
         ids = self._encode(self.end_of_turn_text + self.link, user_text, self.tail + reply_prefix)
         assert ids[0] == self.end_of_turn_id
-        return ids[1:]
+        return list(ids[1:])
 
     def closing_ids(self) -> list[int]:
         """The given tokens that close a reply which did not end itself."""
@@ -72,7 +78,7 @@ class ChatTemplate:
 
     # --- tokens -------------------------------------------------------------------------------------------------
 
-    def _encode(self, *pieces: str) -> list[int]:
+    def _encode_anew(self, *pieces: str) -> tuple[int, ...]:
         """Token ids of scaffold, content, scaffold, content, … scaffold.
 
         Joined and encoded as one text, as the model saw it in its training. But a content in which a special token
@@ -81,10 +87,10 @@ class ChatTemplate:
         """
         ids = self._ids("".join(pieces))
         if self._special(ids) == self._special_of_scaffold(pieces[::2]):
-            return ids
-        return [
+            return tuple(ids)
+        return tuple(
             id_ for index, piece in enumerate(pieces) for id_ in self._ids(piece, split_special_tokens=index % 2 == 1)
-        ]
+        )
 
     def _ids(self, text: str, split_special_tokens: bool = False) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split_special_tokens)

@@ -18,10 +18,13 @@ from ragen.config import default_model, derive, devices, embedded, keys, v1
 from ragen.config.layers import Layers
 from ragen.config.recipe import compose_recipe
 from ragen.config.schema import Config
+from ragen.config.tree import value_at
 from ragen.config.validate import check_numbers, validate
 from ragen.config.words import COMMAND_LINE, Typed, read_variables, read_words, split_environment, variable_names
 from ragen.typed import ConfigError, shown
 
+BASE_MODEL = "sft.training.base_model"
+MODELS = ("model_path", "actor_rollout_ref.model.path", "critic.model.path")
 USE_REF = "actor_rollout_ref.actor.use_ref"
 USE_KL_LOSS, KL_COEF = "actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef"
 
@@ -54,7 +57,9 @@ def resolve(
     if environment:
         _apply_dialect_defaults(tree, environment)
     assigned = {**_apply(tree, variables, environment), **_apply(tree, typed, environment)}
-    if environment and "model_path" not in assigned:
+    if tree.build().rl_or_sft == "sft_then_rl":
+        _name_one_model(tree, assigned, [*tree.recipe_keys(f"recipe {recipe}")])
+    elif environment and "model_path" not in assigned:
         name, why = default_model.choose(environ)
         tree.set("model_path", name, f"derived: {why}")
     _apply_embedded(tree, assigned)
@@ -106,6 +111,24 @@ def _apply(tree: Layers, layer: Iterable[Typed], environment: str | None) -> dic
                 note = f": {item.key}={shown(item.value)}" if _is_dialect(item) and not item.delete else ""
                 tree.set(key, value, f"v1 default: ~{item.key}" if item.delete else f"{item.origin}{note}", item.name)
     return {key: item for key, (_, item) in assigned.items() if not item.delete}
+
+
+def _name_one_model(tree: Layers, assigned: Mapping[str, Typed], recipe_keys: Iterable[str]) -> None:
+    """With `rl_or_sft=sft_then_rl` one model is fine-tuned, and RL starts from the result: name it under any key."""
+    named = [key for key in (BASE_MODEL, *MODELS) if key in assigned]
+    named = named or [key for key in (BASE_MODEL, *MODELS) if key in recipe_keys] or [BASE_MODEL]
+    config, first = tree.build(), named[0]
+    model = value_at(config, first)
+    for key in named[1:]:
+        if value_at(config, key) != model:
+            raise ConfigError(
+                f"{tree.name(first)}={shown(model)} and {tree.name(key)}={shown(value_at(config, key))}: with "
+                f"rl_or_sft=sft_then_rl there is one model, which is fine-tuned and then trained; name it once, as "
+                f"{BASE_MODEL}"
+            )
+    for key in (BASE_MODEL, *MODELS):  # paths that follow `model_path` come after it
+        if value_at(tree.build(), key) != model:
+            tree.set(key, model, f"derived: {tree.name(first)}, with rl_or_sft=sft_then_rl")
 
 
 def _apply_embedded(tree: Layers, assigned: Mapping[str, Typed]) -> None:
@@ -203,26 +226,28 @@ def _choose_devices(tree: Layers, config: Config, assigned: Mapping[str, Typed],
 def _follow_fine_tuning(tree: Layers, config: Config, assigned: Mapping[str, Typed]) -> None:
     """Fine-tuning is a run like any other, under the names of `sft.*`; what is validated is the model that was tuned.
 
-    The boards of its data are those of validation, unless others were typed.
+    Where RL follows it, these are RL's, and both have the same workers. The boards of the data are those of validation,
+    unless others were typed.
     """
-    if config.rl_or_sft != "sft":
+    if config.rl_or_sft == "rl":
         return
     training = config.sft.training
-    followed = {
+    of_data = {"sft.env_type": (derive.sft_env_type(config), "the environment of es_manager.val")}
+    with_rl = {"sft.training.num_gpus": (config.trainer.n_gpus_per_node, "trainer.n_gpus_per_node")}
+    alone = {
         "model_path": (training.base_model, "sft.training.base_model, with the adapter merged in"),
-        "sft.env_type": (derive.sft_env_type(config), "the environment of es_manager.val"),
         "trainer.project_name": (training.project_name, "sft.training.project_name"),
         "trainer.experiment_name": (training.experiment_name, "sft.training.experiment_name"),
         "trainer.logger": (training.logger, "sft.training.logger"),
         "trainer.n_gpus_per_node": (training.num_gpus, "sft.training.num_gpus"),
         "trainer.default_local_dir": (derive.sft_folder(config), "sft.output_dir"),
     }
-    for key, (value, why) in followed.items():
+    for key, (value, why) in (of_data | (alone if config.rl_or_sft == "sft" else with_rl)).items():
         typed = assigned.get(key)
         if typed is not None and typed.value != value:
             raise ConfigError(
-                f"{typed.name}={shown(typed.value)}, but with rl_or_sft=sft it is {shown(value)}, from {why}: "
-                f"leave it out, or change that"
+                f"{typed.name}={shown(typed.value)}, but with rl_or_sft={config.rl_or_sft} it is {shown(value)}, from "
+                f"{why}: leave it out, or change that"
             )
         tree.set(key, value, f"derived: {why}")
     for key, value in derive.sft_board(config).items():

@@ -106,7 +106,7 @@ def sft_env_type(config: Config) -> str:
     types = sorted({config.custom_envs[tag].env_type for tag in tags})
     if len(types) > 1 or not set(types) <= set(SFT_ENV_TYPES):
         raise ConfigError(
-            f"rl_or_sft=sft: there is no fine-tuning data for {', '.join(types)}; validate in one of "
+            f"rl_or_sft={config.rl_or_sft}: there is no fine-tuning data for {', '.join(types)}; validate in one of "
             f"{', '.join(SFT_ENV_TYPES)}"
         )
     return SFT_ENV_TYPES[types[0]] if types else config.sft.env_type

@@ -59,22 +59,42 @@ def _reading_order(config: Config) -> dict[str, Any]:
 def derived_lines(config: Config) -> Iterator[str]:
     """What the numbers of the tree amount to."""
     if config.rl_or_sft == "sft":
-        yield from fine_tuning_lines(config)
+        yield from fine_tuning_lines(config, PurePath(config.sft.output_dir))
+    elif config.rl_or_sft == "sft_then_rl":
+        yield from both_lines(config)
     else:
-        reference, critic = derive.reference_model(config), derive.critic_model(config)
-        windowed, train = derive.turns_text(config), config.es_manager.train
-        yield f"episodes per step: {_episodes(train)}"
-        if windowed:
-            yield f"samples per step: at most {derive.samples_per_step(config)} ({_shape(train)}{windowed})"
-        at_most = "at most " if windowed else ""
-        yield f"updates per step: {at_most}{derive.updates_per_step(config)} (when the filter keeps every group)"
-        yield f"training steps: {config.trainer.total_training_steps}"
-        yield f"episodes per validation: {_episodes(config.es_manager.val)}"
-        own = "the actor without its adapter" if derive.reference_is_actor(config) else "yes"
-        yield f"reference model: {own if reference.needed else 'no'}, {reference.why}"
-        yield f"critic: {'yes' if critic.needed else 'no'}, {critic.why}"
-        yield from adapter_lines(config)
+        yield from training_lines(config)
     yield from success_lines(config)
+
+
+def training_lines(config: Config) -> Iterator[str]:
+    """What reinforcement learning does."""
+    reference, critic = derive.reference_model(config), derive.critic_model(config)
+    windowed, train = derive.turns_text(config), config.es_manager.train
+    yield f"episodes per step: {_episodes(train)}"
+    if windowed:
+        yield f"samples per step: at most {derive.samples_per_step(config)} ({_shape(train)}{windowed})"
+    at_most = "at most " if windowed else ""
+    yield f"updates per step: {at_most}{derive.updates_per_step(config)} (when the filter keeps every group)"
+    yield f"training steps: {config.trainer.total_training_steps}"
+    yield f"episodes per validation: {_episodes(config.es_manager.val)}"
+    own = "the actor without its adapter" if derive.reference_is_actor(config) else "yes"
+    yield f"reference model: {own if reference.needed else 'no'}, {reference.why}"
+    yield f"critic: {'yes' if critic.needed else 'no'}, {critic.why}"
+    yield from adapter_lines(config)
+
+
+def both_lines(config: Config) -> Iterator[str]:
+    """Fine-tuning, what it hands on, and reinforcement learning, in the order in which they happen."""
+    from ragen.sft.place import MERGED, planned_output
+
+    output, is_finished = planned_output(config)
+    if is_finished:
+        yield f"sft: finished already with these settings, in {output}"
+    else:
+        yield from (f"sft: {line}" for line in fine_tuning_lines(config, output))
+    yield f"rl: starts from {output / MERGED}"
+    yield from (f"rl: {line}" for line in training_lines(config))
 
 
 def adapter_lines(config: Config) -> Iterator[str]:
@@ -88,9 +108,9 @@ def adapter_lines(config: Config) -> Iterator[str]:
             yield f"{who}: only an adapter is trained, rank {model.lora_rank}, alpha {model.lora_alpha}, on {targets}"
 
 
-def fine_tuning_lines(config: Config) -> Iterator[str]:
+def fine_tuning_lines(config: Config, output: PurePath) -> Iterator[str]:
     """What supervised fine-tuning does, in its order."""
-    data, training, output = config.sft.data_generation, config.sft.training, PurePath(config.sft.output_dir)
+    data, training = config.sft.data_generation, config.sft.training
     rank, tag = training.lora_rank, config.es_manager.val.env_configs.tags[0]
     yield (
         f"data: {data.train_size} solved levels of {tag}, and {data.test_size} more to test on, in "
@@ -99,7 +119,7 @@ def fine_tuning_lines(config: Config) -> Iterator[str]:
     yield (
         f"training: {training.epochs} epochs in batches of {training.train_batch_size} answers, "
         + (f"adapters of rank {rank} on {training.base_model}" if rank else f"all weights of {training.base_model}")
-        + f", in {derive.sft_folder(config)}"
+        + f", in {output / PurePath(derive.sft_folder(config)).name}"
     )
     yield f"result: the epoch with the lowest loss on the test levels, merged, in {output / 'merged_model'}"
     yield f"validation of the result by rollouts: {_episodes(config.es_manager.val)}"
@@ -126,7 +146,7 @@ def success_lines(config: Config) -> Iterator[str]:
         for player, reason in players.items():
             if isinstance(reason, str):
                 yield f"{tag}: {player}: not computed, because {reason}"
-        if tag in config.es_manager.train.env_configs.tags and config.rl_or_sft == "rl":
+        if tag in config.es_manager.train.env_configs.tags and config.rl_or_sft != "sft":
             yield f"{tag}: {_overlap(config, env, seeds[:MAX_LEVELS])}"
 
 

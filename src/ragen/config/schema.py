@@ -254,7 +254,7 @@ class Algorithm:
 @dataclass
 class Data:
     train_batch_size: int | None = None  # null: env_groups x group_size
-    val_batch_size: int | None = None  # validation episodes in flight; null: all
+    val_batch_size: int | None = None  # validation levels played together; null: all
     train_data_num: int | None = None  # distinct training levels; null: new levels for ever
     max_prompt_length: int | None = no_effect(None, "actor_rollout_ref.rollout.max_model_len is the limit")
     max_response_length: int | None = no_effect(None, "actor_rollout_ref.rollout.response_length is the limit")
@@ -479,7 +479,7 @@ class Sft:
 
 @dataclass
 class Config:
-    rl_or_sft: str = choice("rl", "rl", "sft")
+    rl_or_sft: str = choice("rl", "rl", "sft", "sft_then_rl")
     model_path: str = "Qwen/Qwen2.5-3B-Instruct"
     ppo_mini_batch_size: int = 32
     micro_batch_size_per_gpu: int = 1

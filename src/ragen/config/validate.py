@@ -23,12 +23,11 @@ Name = Callable[[str], str]
 def validate(config: Config, name: Name = str) -> list[str]:
     check_numbers(config, name)
     checks = [environments, groups, lengths, agent, device_list, engine, adapters, resume, rows]
-    if config.rl_or_sft == "rl":
-        checks += [rollout_filter, estimator, rewards, batches, checkpoints, analysis]
-    else:
-        checks += [fine_tuning]
+    reinforces, fine_tunes = config.rl_or_sft != "sft", config.rl_or_sft != "rl"
+    checks += [rollout_filter, estimator, rewards, batches, checkpoints, analysis] if reinforces else []
+    checks += [fine_tuning] if fine_tunes else []
     _raise(problem for check in checks for problem in check(config, name))
-    return list(notes(config)) if config.rl_or_sft == "rl" else []
+    return list(notes(config)) if reinforces else []
 
 
 def check_numbers(config: Config, name: Name = str) -> None:

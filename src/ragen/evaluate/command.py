@@ -61,6 +61,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--token-ids", action="store_true", help="token ids and log-probs in the JSON lines too")
     made.add_argument("--no-report", action="store_true", help="write no page and no Markdown table")
     made.add_argument("--fresh", action="store_true", help="forget what an interrupted evaluation has finished")
+    made.add_argument(
+        "--with-base", action="store_true", help="also the models that the runs of checkpoints began from"
+    )
+    made.add_argument(
+        "--keep-journal", action="store_true", help="do not play again in a later call, of more models say"
+    )
     made.add_argument("--dry-run", action="store_true", help="say what would be done and stop")
     server = made.add_argument_group("models behind an OpenAI-compatible server")
     server.add_argument("--api-base", metavar="URL", help="such as http://127.0.0.1:8000/v1")
@@ -100,8 +106,8 @@ def read(options: argparse.Namespace) -> tuple[Wanted, list[str]]:
     """The options as they are meant, and the overrides."""
     names = [word for word in options.words if not _is_override(word)]
     words = [word for word in options.words if _is_override(word)]
-    models: list[named.Model] = [model for name in names for model in _local_models(name, options.dry_run)]
-    models += _server_models(options)
+    local = [model for name in names for model in _local_models(name, options.dry_run)]
+    models: list[named.Model] = [*(named.with_bases(local) if options.with_base else local), *_server_models(options)]
     if not models:
         raise ConfigError("name a model: pocket, a folder, a checkpoint, or --api-base URL --api-model NAME")
     _check_numbers(options)
@@ -123,7 +129,7 @@ def read(options: argparse.Namespace) -> tuple[Wanted, list[str]]:
     return wanted, words
 
 
-def _local_models(name: str, dry_run: bool) -> list[named.Model]:
+def _local_models(name: str, dry_run: bool) -> list[named.LocalModel]:
     if not name.endswith(".log"):
         return [named.local_model(name)]
     if dry_run and not Path(name).exists():
@@ -213,7 +219,7 @@ def _run(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespace, 
         options.max_tokens,
         not options.no_prefill,
     )
-    plan = Plan(wanted, found, server, options.token_ids, options.fresh, not options.no_report)
+    plan = Plan(wanted, found, server, options.token_ids, options.fresh, not options.no_report, options.keep_journal)
     again = f"what was finished is kept; the same command goes on: ./ragen eval {shlex.join(arguments)}"
     try:
         result = evaluate(plan)

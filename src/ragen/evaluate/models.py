@@ -2,6 +2,7 @@
 
     local_model("pocket"), local_model("checkpoints/RAGEN/pocket-sokoban/global_step_150")
     models_of_experiment(Path("log/terminal/sokoban_model_scaling.log"))       # the newest of each of its runs
+    with_bases([local_model("checkpoints/RAGEN/pocket-sokoban")])               # and before it what the run began from
     ServerModel("http://127.0.0.1:8000/v1", "pocket", "OPENAI_API_KEY")
 
 Nothing heavy is imported: what is named is only looked for on disk.
@@ -9,11 +10,12 @@ Nothing heavy is imported: what is named is only looked for on disk.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ragen.config.embedded import NAMES as EMBEDDED
+from ragen.report.folder import RunFolder
 from ragen.train import manifest
 from ragen.typed import ConfigError
 
@@ -27,6 +29,7 @@ class LocalModel:
     name: str  # as `ragen.model.load.find_model` takes it
     label: str  # as tables show it
     run_folder: Path | None = None  # of the training run that a checkpoint belongs to
+    compared_with: str | None = None  # the name of another model, where that is not the first one
 
     @property
     def is_embedded(self) -> bool:
@@ -49,6 +52,7 @@ class ServerModel:
     key_variable: str  # the environment variable that holds the key
 
     run_folder = None
+    compared_with = None
 
     @property
     def is_embedded(self) -> bool:
@@ -126,6 +130,24 @@ def _of_checkpoint(folder: Path) -> LocalModel:
     return LocalModel(str(actor), f"{run.name}/{folder.resolve().name}", run if has_config else None)
 
 
+def with_bases(models: list[LocalModel]) -> list[LocalModel]:
+    """Every checkpoint of a run after the model that the run began from, which it is compared with."""
+    found: list[LocalModel] = []
+    for model in models:
+        base = _base_of(model)
+        if base is not None and all(other.name != base.name for other in (*models, *found)):
+            found.append(base)
+        found.append(model if base is None else replace(model, compared_with=base.name))
+    return found
+
+
+def _base_of(model: LocalModel) -> LocalModel | None:
+    if model.run_folder is None:
+        return None
+    name = RunFolder(model.run_folder).read_config().get("model_path")
+    return local_model(name) if name else None
+
+
 def max_positions(folder: Path) -> int | None:
     """How many tokens the model in a folder was made for."""
     path = folder / "config.json"
@@ -142,8 +164,6 @@ def with_distinct_labels(models: list[Model]) -> list[Model]:
     if len(set(models)) < len(models):
         raise ConfigError(f"a model is named twice: {', '.join(sorted(repeated))}")
     return [
-        LocalModel(model.name, model.name, model.run_folder)
-        if isinstance(model, LocalModel) and model.label in repeated
-        else model
+        replace(model, label=model.name) if isinstance(model, LocalModel) and model.label in repeated else model
         for model in models
     ]

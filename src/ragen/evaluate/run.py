@@ -62,6 +62,7 @@ class Plan:
     token_ids: bool = False
     fresh: bool = False
     page: bool = True  # write the report page
+    keep_journal: bool = False  # what was played is not played again by another evaluation with the same output.dir
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Row:
     failures: dict[str, int]  # reason -> episodes
     reached: Reached
     notes: tuple[str, ...] = ()
+    against: str = ""  # the model that it is compared with; without it the first one
 
     @property
     def num_failed(self) -> int:
@@ -114,11 +116,13 @@ def evaluate(plan: Plan, note: Callable[[str], None] | None = None, now: datetim
     with devices.visible(config.system.CUDA_VISIBLE_DEVICES):
         for model in plan.wanted.models:
             played += _play_all(model, settings, plan, budget, note)
-    rows = [row for item in played for row in item.rows]
+    labels = {model.name: model.label for model in plan.wanted.models if isinstance(model, LocalModel)}
+    against = {model.label: labels.get(model.compared_with, "") for model in plan.wanted.models}
+    rows = [replace(row, against=against[row.model]) for item in played for row in item.rows]
     files.write_lines(path, _numbered(played, settings[0].config.output))
     report = write_report(path, rows, [item.examples for item in played], settings) if plan.page else None
     is_whole = all(row.num_failed == 0 and row.num_left == 0 for row in rows)
-    if is_whole:
+    if is_whole and not plan.keep_journal:
         for item in played:
             item.journal.remove()
     status = "finished" if is_whole else "stopped" if any(row.num_left for row in rows) else "failed"
@@ -132,9 +136,29 @@ def _play_all(
     if isinstance(model, ServerModel):
         player = _server_player(model, plan.server, budget, note)
         return [_play(player, setting, plan, note) for setting in settings]
+    if not plan.fresh and all(_is_played(model, setting, plan) for setting in settings):
+        player = Player(model, CharacterChat(), _no_engine, has_ids=True)
+        return [_play(player, setting, plan, note) for setting in settings]
     with _memory_explained(settings[0].config):
         player = local_player(model, note)
         return [_play(player, setting, plan, note) for setting in settings]
+
+
+def _is_played(model: Model, setting: Setting, plan: Plan) -> bool:
+    """Whether the journal holds every episode, so that the model need not be loaded."""
+    journal = _journal(model, setting, plan)
+    if not journal.path.exists():
+        return False
+    with journal.opened():
+        return all(
+            (request.tag, request.seed, request.group, member) in journal.records
+            for request in requests(setting.config, plan.wanted.split)
+            for member in range(request.size)
+        )
+
+
+def _no_engine(config: Config) -> Engine:
+    raise AssertionError("everything was in the journal, and nothing is left to play")
 
 
 @contextmanager
@@ -149,10 +173,18 @@ def _memory_explained(config: Config) -> Iterator[None]:
         with explained(config, device, Path(config.output.dir)):
             yield
     except OutOfMemory as error:
-        taken, rows = str(error).partition(". Keys to lower")[0], config.data.val_batch_size or MAX_ROWS
-        fewer = f"play fewer episodes at a time, now up to {rows}: data.val_batch_size={rows // 2}" if rows > 1 else ""
+        taken, levels = str(error).partition(". Keys to lower")[0], max_rows(config) // config.es_manager.val.group_size
+        fewer = (
+            f"play fewer levels at a time, now up to {levels}: data.val_batch_size={levels // 2}" if levels > 1 else ""
+        )
         length = f"{LENGTH} (now {config.actor_rollout_ref.rollout.max_model_len}) is what each of them may take"
         raise RunFailed(f"{taken}. Lower this: {'; '.join(filter(None, [fewer, length]))}") from error
+
+
+def max_rows(config: Config) -> int:
+    """Episodes in flight: `data.val_batch_size` counts levels, here as in training, each with all its samples."""
+    levels = config.data.val_batch_size
+    return MAX_ROWS if levels is None else levels * config.es_manager.val.group_size
 
 
 def _with_token_ids(setting: Setting, wanted: bool) -> Setting:
@@ -194,8 +226,7 @@ def local_player(model: LocalModel, note: Callable[[str], None] = lambda text: N
     chat = ChatTemplate(loaded.tokenizer)
 
     def make(config: Config) -> NativeEngine:
-        rows = config.data.val_batch_size or MAX_ROWS
-        return NativeEngine(loaded.model, loaded.tokenizer, chat.end_of_turn_id, max_rows=rows)
+        return NativeEngine(loaded.model, loaded.tokenizer, chat.end_of_turn_id, max_rows=max_rows(config))
 
     return Player(model, chat, make, has_ids=True, max_positions=max_positions(loaded.source.model_folder))
 
@@ -279,7 +310,7 @@ def _play(player: Player, setting: Setting, plan: Plan, note: Callable[[str], No
     config, split = setting.config, plan.wanted.split
     worlds = worlds_of(player, config)
     meta_info = _meta_info(player.model, setting, split)
-    journal = Journal(config.output.dir, _identity(player.model, setting, split, plan.server))
+    journal = _journal(player.model, setting, plan)
     asked = requests(config, split)
     length = config.actor_rollout_ref.rollout.max_model_len
     if player.max_positions is not None and length > player.max_positions:
@@ -389,6 +420,10 @@ def _evaluation(settings: Sequence[Setting], plan: Plan) -> str:
     ]
     text = json.dumps([parts, to_dict(settings[0].config.output), plan.page], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _journal(model: Model, setting: Setting, plan: Plan) -> Journal:
+    return Journal(setting.config.output.dir, _identity(model, setting, plan.wanted.split, plan.server))
 
 
 def _identity(model: Model, setting: Setting, split: str, server: ServerOptions) -> dict[str, Any]:

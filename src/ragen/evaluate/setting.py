@@ -5,7 +5,8 @@
 
 Where nothing else is said, the setting is that of the first model: a checkpoint is evaluated in the game and with the
 rules of its training run, the embedded model in those that it knows, every other one with recipe `eval`. All models
-of a call get the same setting, or they could not be compared.
+of a call get the same setting, or they could not be compared. Where the first one is what a run began from, the run's
+checkpoint decides.
 """
 
 import math
@@ -78,7 +79,7 @@ def settings(wanted: Wanted, words: Sequence[str] = ()) -> list[Setting]:
 
 def resolve_setting(wanted: Wanted, words: Sequence[str]) -> Resolved:
     """The config before any limit of turns is lifted."""
-    model, typed = wanted.models[0], _typed(words)
+    model, typed = deciding(wanted), _typed(words)
     path = "model_path=" + quoted(model.name)
     given = {GROUPS: wanted.episodes, SAMPLES: wanted.samples, TEMPERATURE: wanted.temperature}
     given = {key: value for key, value in given.items() if value is not None}
@@ -100,6 +101,12 @@ def resolve_setting(wanted: Wanted, words: Sequence[str]) -> Resolved:
         # Written as words: the embedded model brings numbers of its own for validation during training.
         given = _eval_sizes(typed) | given
     return resolve([path, *(f"{key}={value}" for key, value in given.items()), *words], name, wanted.config_dir)
+
+
+def deciding(wanted: Wanted) -> Model:
+    """The first model, or the one that began from it."""
+    first = wanted.models[0]
+    return next((model for model in wanted.models if model.compared_with == first.name), first)
 
 
 OPTIONS = {GROUPS: "--episodes", SAMPLES: "--samples", TEMPERATURE: "--temperature"}
@@ -139,7 +146,7 @@ def _eval_sizes(typed: set[str]) -> dict[str, int]:
 
 def _tags_of_run(wanted: Wanted) -> dict[str, int]:
     """Tag -> levels, where the first model's training run decides: it was not said otherwise, or its game was named."""
-    folder = wanted.models[0].run_folder
+    folder = deciding(wanted).run_folder
     if folder is None or wanted.config_name is not None:
         return {}
     tree = RunFolder(folder).read_config()
@@ -183,7 +190,7 @@ def value_of(tree: Any, key: str, default: Any) -> Any:
 
 def _of_environments(wanted: Wanted, given: dict, words: Sequence[str]) -> Resolved:
     """The setting in which the named environments are trained, with the sizes of recipe `eval`."""
-    tags = [tag_of(name, wanted.models[0]) for name in wanted.environments]
+    tags = [tag_of(name, deciding(wanted)) for name in wanted.environments]
     if len(set(tags)) < len(tags):
         raise ConfigError(f"--env: an environment is named twice: {', '.join(tags)}")
     given = _eval_sizes(_typed(words)) | given

@@ -4,7 +4,8 @@
     write_report(path, rows, examples, settings)      # ….html and ….md beside the lines
 
 A row is a model in an environment within a limit of turns. Differences are paired, on the levels that both have played:
-against the first model, and for the first model against its first limit of turns.
+of a checkpoint against what its run began from, where that plays too; of others against the first model, and for the
+first model against its first limit of turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,8 +90,9 @@ def reference_of(row: Row, rows: Sequence[Row]) -> Row | None:
     """The row that this one is compared with."""
     of_tag = [other for other in rows if other.tag == row.tag]
     first = of_tag[0]
-    if row.model != first.model:
-        return next(other for other in of_tag if other.model == first.model and other.max_turn == row.max_turn)
+    model = row.against or first.model
+    if row.model != model:
+        return next(other for other in of_tag if other.model == model and other.max_turn == row.max_turn)
     return None if row.max_turn == first.max_turn else first
 
 

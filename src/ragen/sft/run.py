@@ -1,6 +1,7 @@
 """Fine-tuning from solved levels to a model that has been seen playing.
 
     run = fine_tune(config)              # rl_or_sft=sft; -> Run, as of any training
+    tuned = tune(config)                 # the same; tuned.output / MERGED is the model
 
     models/sft/                                    `sft.output_dir`
       sft/data/sokoban/{train,test}.parquet        the solved levels, see `data`
@@ -16,8 +17,7 @@ model of other origin are left alone: a numbered sibling of the output folder is
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from itertools import count
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ragen.agent.template import ChatTemplate
@@ -30,6 +30,7 @@ from ragen.report.folder import write_whole
 from ragen.report.numbers import percent
 from ragen.rollout.collect import World
 from ragen.sft.data import Data, Lesson, make_data, write_data
+from ragen.sft.place import MERGED, place
 from ragen.sft.tokens import num_answers
 from ragen.sft.train import Tuner, plan
 from ragen.train import memory
@@ -38,15 +39,33 @@ from ragen.train.clock import Clock
 from ragen.train.interrupt import Interrupt
 from ragen.train.loop import Run
 from ragen.train.record import Silent, recording
-from ragen.train.resume import Decision, claimed, decide
+from ragen.train.resume import Decision, claimed
 from ragen.train.validation import Validator
 from ragen.train.workers import Workers
 
-MERGED, VALIDATE_LOG = "merged_model", "validate.log"
+VALIDATE_LOG = "validate.log"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """How fine-tuning ended. Who presses Ctrl-C in its last step gets a finished run, and wants no other after it."""
+
+    run: Run
+    is_interrupted: bool
+
+    @property
+    def output(self) -> Path:
+        """`sft.output_dir`, or the sibling of it that was taken."""
+        return self.run.folder.parent
 
 
 def fine_tune(config: Config) -> Run:
     """Make the data, learn it, merge the best epoch, and let it play; or until interrupted."""
+    return tune(config).run
+
+
+def tune(config: Config) -> Tuned:
+    """`fine_tune`, and whether somebody wanted it to stop."""
     with ExitStack() as stack:
         stack.enter_context(devices.visible(config.system.CUDA_VISIBLE_DEVICES))
         workers = Workers.join()
@@ -68,6 +87,7 @@ def fine_tune(config: Config) -> Run:
                 tuner.restore(decision.checkpoint)
         with Interrupt(record.note) as interrupt:
             status, step = tuner.fit(decision.first_step, lambda: workers.agree(interrupt.is_set))
+        is_interrupted = workers.agree(interrupt.is_set)
         if status == "finished":
             merged = _merge(tuner, source, folder.parent / MERGED)
             del tuner  # the merged model needs its room
@@ -75,25 +95,10 @@ def fine_tune(config: Config) -> Run:
         report = record.ended(status, step)
         if status == "interrupted":
             record.note(f"interrupted after step {step}: the same command goes on from there")
-    return Run(folder, report, step, status)
+    return Tuned(Run(folder, report, step, status), is_interrupted)
 
 
 # --- where it happens ---------------------------------------------------------------------------------------------
-
-
-def place(config: Config) -> Decision:
-    """The first of the output folder and its numbered siblings in which this run can begin or go on."""
-    base, left_alone = Path(config.sft.output_dir), ""
-    for number in count(1):
-        output = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        folder = output / Path(derive.sft_folder(config)).name
-        decision = decide(config, folder)
-        is_taken = (output / MERGED).exists() and not decision.goes_on
-        if decision.folder.path == folder and not is_taken:
-            return replace(decision, reason=decision.reason or left_alone)
-        found = decision.reason or f"{output / MERGED} is there already: it stays as it is, and this run goes beside it"
-        left_alone = left_alone or found
-    raise AssertionError("there is always another number")
 
 
 def data_folder(config: Config, output: Path) -> Path:

@@ -13,6 +13,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ragen.typed import ConfigError
+
 if TYPE_CHECKING:
     from ragen.config.schema import Config
     from ragen.train.loop import Run
@@ -31,12 +33,21 @@ class _Train(ModuleType):
         return train_any(config)
 
 
-def train_any(config: "Config") -> "Run":
-    """Reinforcement learning, or with `rl_or_sft=sft` supervised fine-tuning."""
+def train_any(config: "Config", stage: str | None = None) -> "Run":
+    """Reinforcement learning, with `rl_or_sft=sft` supervised fine-tuning, with `sft_then_rl` one after the other.
+
+    `stage` is `sft` or `rl`, for one of these two alone.
+    """
+    if stage is not None and config.rl_or_sft != "sft_then_rl":
+        raise ConfigError(f"--stage {stage}: there is but one stage with rl_or_sft={config.rl_or_sft}; leave it out")
     if config.rl_or_sft == "sft":
         from ragen.sft.run import fine_tune
 
         return fine_tune(config)
+    if config.rl_or_sft == "sft_then_rl":
+        from ragen.sft.then_rl import tune_then_train
+
+        return tune_then_train(config, stage)
     from ragen.train.loop import train
 
     return train(config)

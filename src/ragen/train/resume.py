@@ -87,8 +87,11 @@ def _place(decision: Decision) -> tuple:
     return decision.folder.path, decision.checkpoint, decision.first_step
 
 
-def decide(config: Config, folder: str | Path | None = None) -> Decision:
-    """The decision for a config; `folder` stands for `trainer.default_local_dir`."""
+def decide(config: Config, folder: str | Path | None = None, aside: tuple[str, ...] = ()) -> Decision:
+    """The decision for a config; `folder` stands for `trainer.default_local_dir`.
+
+    `aside` are beginnings of keys that do not matter to this kind of run, besides those that never do.
+    """
     base = Path(config.trainer.default_local_dir if folder is None else folder)
     origin = _named_checkpoint(config)
     left_alone = ""
@@ -98,11 +101,17 @@ def decide(config: Config, folder: str | Path | None = None) -> Decision:
         if config.trainer.resume_mode == "disable":
             found: Decision | str = "holds a run, and trainer.resume_mode=disable"
         else:
-            found = _go_on(config, candidate, origin)
+            found = _go_on(config, candidate, origin, aside)
         if isinstance(found, Decision):
             return found
         left_alone = left_alone or f"{candidate} {found}: it stays as it is, and this run has a folder of its own"
     raise AssertionError("there is always another number")
+
+
+def holds_finished(config: Config, folder: RunFolder, aside: tuple[str, ...] = ()) -> bool:
+    """Whether a folder holds this very run, brought to its end; how many steps that took is not asked."""
+    is_finished = (folder.read_finished() or {}).get("status") == "finished"
+    return is_finished and not _different_keys(leaves(config), _stored_config(folder), aside)
 
 
 def _begin(config: Config, folder: RunFolder, origin: Path | None, why: str = "") -> Decision:
@@ -177,10 +186,10 @@ def _holds_run(folder: RunFolder) -> bool:
 # --- going on -----------------------------------------------------------------------------------------------------
 
 
-def _go_on(config: Config, folder: RunFolder, origin: Path | None) -> Decision | str:
+def _go_on(config: Config, folder: RunFolder, origin: Path | None, aside: tuple[str, ...]) -> Decision | str:
     """How the run in a folder goes on, or why it is left alone."""
     stored = _stored_config(folder)
-    if difference := _difference(config, stored):
+    if difference := _difference(config, stored, aside):
         return difference
     checkpoint, trouble = disk.find_latest(folder.path)
     before, now = stored[BUDGET], config.trainer.total_training_steps
@@ -242,14 +251,12 @@ def _stored_config(folder: RunFolder) -> dict[str, Any]:
         return {}
 
 
-def _difference(config: Config, stored: Mapping[str, Any]) -> str:
+def _difference(config: Config, stored: Mapping[str, Any], aside: tuple[str, ...]) -> str:
     """In words, how the stored config differs in what it computes; nothing if it does not."""
     if not isinstance(stored.get(BUDGET), int):
         return "holds a run without a readable config"
     here = leaves(config)
-    keys = [key for key in {**here, **stored} if not key.startswith(ASIDE)]
-    missing = object()
-    different = [key for key in keys if stored.get(key, missing) != here.get(key, missing)]
+    different = _different_keys(here, stored, aside)
     if different:
         first, more = different[0], len(different) - 1
         there, now = (shown(tree[first]) if first in tree else "nothing" for tree in (stored, here))
@@ -257,6 +264,12 @@ def _difference(config: Config, stored: Mapping[str, Any]) -> str:
     if stored[BUDGET] > here[BUDGET]:
         return f"holds a run with the longer budget {BUDGET}={stored[BUDGET]}, not {here[BUDGET]}"
     return ""
+
+
+def _different_keys(here: Mapping[str, Any], stored: Mapping[str, Any], aside: tuple[str, ...]) -> list[str]:
+    missing = object()
+    keys = [key for key in {**here, **stored} if not key.startswith((*ASIDE, *aside))]
+    return [key for key in keys if stored.get(key, missing) != here.get(key, missing)]
 
 
 def _stored_origin(stored: Mapping[str, Any]) -> Path | None:

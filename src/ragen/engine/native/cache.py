@@ -5,7 +5,7 @@ row, `Prefill` several tokens to some rows; both are `attend` functions of the d
 is left over from discarded tokens: nothing looks at it, and the next token overwrites it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -29,15 +29,19 @@ class RowCache:
         if num_tokens <= self.capacity:
             return
         added = -(-(num_tokens - self.capacity) // self.GROWTH) * self.GROWTH
+        self._replace(lambda part: F.pad(part, (0, 0, 0, added)))
         self.capacity += added
-        self.keys = [F.pad(part, (0, 0, 0, added)) for part in self.keys]
-        self.values = [F.pad(part, (0, 0, 0, added)) for part in self.values]
 
     def keep_rows(self, rows: Tensor) -> None:
         """Only these rows, in this order."""
         self.lengths = self.lengths[rows]
-        self.keys = [part[rows] for part in self.keys]
-        self.values = [part[rows] for part in self.values]
+        self._replace(lambda part: part[rows])
+
+    def _replace(self, make: Callable[[Tensor], Tensor]) -> None:
+        """Other tensors for all, one after the other: only one of them is in memory twice."""
+        for parts in (self.keys, self.values):
+            for layer in range(len(parts)):
+                parts[layer] = make(parts[layer])
 
     def copy(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
         """The first tokens of one row into others: a shared prefix is computed once."""

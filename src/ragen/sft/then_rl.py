@@ -1,0 +1,96 @@
+"""Fine-tuning, then reinforcement learning from the model that it has written, as one run.
+
+    run = tune_then_train(config)             # rl_or_sft=sft_then_rl; -> Run of RL
+    tune_then_train(config, stage="sft")      # only the first half, in processes that end before RL needs the room
+
+RL has the folder, the names and the settings that it would have alone; only its model is the merged one, wherever
+fine-tuning has put it. Fine-tuning that is finished with these settings is not repeated, so that the same command,
+after a kill or Ctrl-C, goes on where it was: in fine-tuning, or at the last checkpoint of RL. Each half is an ordinary
+run, as if it had been started by itself.
+"""
+
+import gc
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ragen.config.schema import Config
+from ragen.report.folder import RunFolder
+from ragen.sft.place import MERGED, finished_output, tuning_config
+from ragen.sft.run import Tuned, tune
+from ragen.train.loop import Run, train
+from ragen.typed import ConfigError
+
+
+def tune_then_train(config: Config, stage: str | None = None) -> Run:
+    """Both, or one of them: the first ends with its merged model, the second begins with it."""
+    _check_workers(stage)
+    tuning = tuning_config(config)
+    output = finished_output(tuning)
+    if output is not None:
+        _say(f"fine-tuning: finished already with these settings, in {output}")
+    elif stage == "rl":
+        raise ConfigError(
+            f"--stage rl: fine-tuning with these settings is not finished in {config.sft.output_dir} or beside it; "
+            f"--stage sft comes first"
+        )
+    else:
+        tuned = tune(tuning)
+        if tuned.is_interrupted:
+            return _interrupted(tuned)
+        output = tuned.output
+    if stage == "sft":
+        return _finished_run(tuning, output)
+    _free_memory()
+    model = output / MERGED
+    _say(f"model: {model} (reinforcement learning starts from it: {config.sft.training.base_model}, fine-tuned)")
+    return train(training_config(config, model))
+
+
+def training_config(config: Config, model: Path) -> Config:
+    """The second half: `rl_or_sft=rl`, where actor, critic and reference start from this model."""
+    name, actor, critic = str(model), config.actor_rollout_ref, config.critic
+    return replace(
+        config,
+        rl_or_sft="rl",
+        model_path=name,
+        actor_rollout_ref=replace(actor, model=replace(actor.model, path=name)),
+        critic=replace(critic, model=replace(critic.model, path=name)),
+    )
+
+
+def _interrupted(tuned: Tuned) -> Run:
+    if tuned.run.status == "finished":
+        _say("interrupted before reinforcement learning: the same command goes on from there")
+    return replace(tuned.run, status="interrupted")
+
+
+def _finished_run(tuning: Config, output: Path) -> Run:
+    folder = RunFolder(output / Path(tuning.trainer.default_local_dir).name)
+    record = folder.read_finished() or {}
+    return Run(folder.path, folder.report_path, record.get("step", 0), "finished")
+
+
+def _check_workers(stage: str | None) -> None:
+    """Workers meet once in the life of a process, so that each half has processes of its own."""
+    num_workers = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
+    if num_workers > 1 and stage is None:
+        raise ConfigError(
+            f"rl_or_sft=sft_then_rl with {num_workers} workers: start torchrun twice, with --stage sft and with "
+            f"--stage rl at the end"
+        )
+
+
+def _free_memory() -> None:
+    """What is left of the fine-tuned model: RL needs the room."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _say(text: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr)

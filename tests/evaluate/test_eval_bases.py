@@ -1,0 +1,101 @@
+"""Models beside what they began from, and journals that are kept."""
+
+import pytest
+
+from ragen.config.compose import resolve
+from ragen.evaluate import run as running
+from ragen.evaluate.command import parser, read
+from ragen.evaluate.models import LocalModel, local_model, with_bases
+from ragen.evaluate.run import Plan, Row, evaluate
+from ragen.evaluate.setting import Wanted, settings
+from ragen.evaluate.table import cells, headings, reference_of
+from ragen.model.load import find_model, load_model
+from ragen.report.folder import RunFolder
+from ragen.train.checkpoint import CheckpointStore, Parts, part_of
+
+WORDS = ["agent_proxy.max_turn=2", "es_manager.val.env_groups=3"]
+
+
+def trained(folder, name, *words):
+    """A run of the embedded model that has learned nothing."""
+    RunFolder(folder / name).write_config(resolve(["sokoban", *WORDS, *words], environ={}).config)
+    checkpoint = folder / name / "global_step_1/actor"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "config.json").write_text("{}")
+    return local_model(str(checkpoint))
+
+
+def test_a_checkpoint_stands_after_its_base(tmp_path):
+    one, two = (trained(tmp_path, name, "model_path=pocket") for name in ("one", "two"))
+    tuned = trained(tmp_path, "tuned", "rl_or_sft=sft", "sft.training.base_model=pocket-blank")
+    found = with_bases([one, LocalModel("other", "other"), two, tuned])
+    assert [model.label for model in found] == [
+        "pocket", "one/global_step_1", "other", "two/global_step_1", "pocket-blank", "tuned/global_step_1",
+    ]  # fmt: skip
+    assert [model.compared_with for model in found] == [None, "pocket", None, "pocket", None, "pocket-blank"]
+    named = with_bases([one, LocalModel("pocket", "pocket")])
+    assert [model.name for model in named] == [one.name, "pocket"] and named[0].compared_with == "pocket"
+
+
+def test_the_run_decides_what_is_played(tmp_path):
+    """Not what its base would play alone."""
+    model = trained(tmp_path, "one", "model_path=pocket", "es_manager.val.group_size=2", "seed.val=77")
+    wanted, words = read(parser().parse_args([model.name, "--with-base", "--max-turns", "2,4"]))
+    assert [model.label for model in wanted.models] == ["pocket", "one/global_step_1"]
+    for setting, max_turn in zip(settings(wanted, words), (2, 4), strict=True):
+        val = setting.config.es_manager.val
+        assert (val.env_groups, val.group_size, setting.config.seed.val) == (3, 2, 77)
+        assert (setting.max_turn, setting.config.model_path) == (max_turn, model.name)
+
+
+def test_after_is_compared_with_before():
+    def row(model, max_turn, against=""):
+        return Row(model, "Sokoban", max_turn, (), None, 0, {}, None, against=against)
+
+    names = [("small", ""), ("small/100", "small"), ("large", ""), ("large/100", "large"), ("other", "")]
+    rows = [row(model, turns, against) for model, against in names for turns in (5, 25)]
+    found = [reference_of(one, rows) for one in rows]
+    assert [one and (one.model, one.max_turn) for one in found] == [
+        None, ("small", 5), ("small", 5), ("small", 25), ("small", 5), ("small", 25), ("large", 5), ("large", 25),
+        ("small", 5), ("small", 25),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def loads(pocket, monkeypatch):
+    """The labels of the models that were loaded."""
+    found, load = [], running.local_player
+    monkeypatch.setattr("ragen.model.load.load_model", lambda source, device=None, merge=True: pocket)
+    monkeypatch.setattr(running, "local_player", lambda model, note: found.append(model.label) or load(model, note))
+    return found
+
+
+def test_what_was_played_is_kept_for_a_later_call(tmp_path, loads):
+    RunFolder(tmp_path / "run").write_config(resolve(["sokoban", "model_path=pocket", *WORDS], environ={}).config)
+    CheckpointStore(tmp_path / "run", contents=["model"]).save(
+        1, Parts(part_of(load_model(find_model("pocket"), "cpu")))
+    )
+    pair = with_bases([local_model(str(tmp_path / "run"))])
+    more = [*pair, LocalModel("pocket-blank", "blank")]
+
+    def play(models, folder, **options):
+        wanted = Wanted(models)
+        words = [f"output.dir={tmp_path / folder}", "output.append_timestamp=False"]
+        return evaluate(Plan(wanted, settings(wanted, words), **options), lambda text: None)
+
+    whole = play(more, "whole")
+    assert loads == ["pocket", "run/global_step_1", "blank"] and not list((tmp_path / "whole").glob(".journal-*"))
+    loads.clear()
+    first = play(pair, "parts", keep_journal=True)
+    again = play(pair, "parts", keep_journal=True)
+    assert loads == ["pocket", "run/global_step_1"]
+    assert first.path == again.path and first.rows == again.rows
+    later = play(more, "parts", keep_journal=True)
+    assert loads[2:] == ["blank"] and later.path.name == "val_rollouts_2.jsonl"
+    assert later.path.read_bytes() == whole.path.read_bytes()
+    assert [cells(row, later.rows) for row in later.rows] == [cells(row, whole.rows) for row in whole.rows]
+    difference = headings(whole.rows).index("difference")
+    assert cells(whole.rows[1], whole.rows)[difference].endswith("vs pocket")
+    loads.clear()
+    play(pair, "parts", fresh=True)
+    assert loads == ["pocket", "run/global_step_1"]
