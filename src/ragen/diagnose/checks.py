@@ -113,7 +113,7 @@ def rewards_alike(history: History) -> Finding | None:
 
 def noise_blown_up(history: History) -> Finding | None:
     """Groups that differ by a trifle are divided by their own std, and count like any other."""
-    return above(history, "blown up", history.limits.blown_up, history.limits.num_recent)
+    return above(history, "blown up", history.limits.blown_up, history.limits.num_blown_up)
 
 
 def empty_filter(history: History) -> Finding | None:

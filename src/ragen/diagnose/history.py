@@ -38,12 +38,13 @@ class Limits:
     regimes: RegimeThresholds = THRESHOLDS
     thinking_share: float = 0.5  # of the rate of turns with any thinking
 
-    blown_up: float = 0.2  # of the kept groups, over the last `num_recent` steps
+    blown_up: float = 0.2  # of the kept groups, over the last `num_blown_up` steps
+    num_blown_up: int = 3
     spread_share: float = 0.45
     success_share: float = 0.5
     entropy_low_share: float = 0.5
-    entropy_high_share: float = 2.0
-    entropy_rise: float = 0.05  # on top of it, in nats: twice nothing is nothing
+    entropy_high_share: float = 1.5
+    entropy_rise: float = 0.05  # on top of it, in nats: half more than nothing is nothing
     distinct_share: float = 0.6
     least_distinct: float = 0.25  # where replies were alike from the start, that they are says nothing
     repeats_rise: float = 0.15
