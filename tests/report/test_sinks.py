@@ -216,6 +216,20 @@ def test_an_online_run(fake_wandb, folder):
     assert (settings["api_key"], settings["mode"], settings["silent"]) == (KEY, "online", True)
 
 
+def test_tables_go_to_wandb(fake_wandb, folder):
+    fake_wandb.Table = lambda columns, data: ("table", columns, data)
+    (sink,) = make_sinks(config_with("wandb"), folder, say=print, environ={"WANDB_MODE": "offline"})
+    sink.table(4, "rollout/group_rv_table", [{"group_id": 0, "reward_std": 0.5}, {"group_id": 1, "reward_std": 0.0}])
+    sink.table(4, "nothing", [])
+    table = ("table", ["group_id", "reward_std"], [[0, 0.5], [1, 0.0]])
+    assert fake_wandb.runs[0].logged == [(4, {"rollout/group_rv_table": table})]
+
+
+def test_a_sink_without_tables_leaves_them_out():
+    sink = Sink("X", lambda step, metrics: None, lambda status: None, pytest.fail)
+    sink.table(1, "a", [{"b": 1}])
+
+
 def test_a_resumed_run_keeps_its_id(fake_wandb, folder, tmp_path):
     for _ in range(2):
         make_sinks(config_with("wandb"), folder, say=print, environ={"WANDB_MODE": "offline"})
@@ -276,6 +290,7 @@ def test_the_real_wandb_needs_neither_key_nor_network_nor_an_answer(tmp_path):
         "from ragen.report.sinks import make_sinks\n"
         "config = Config(); config.trainer.logger = ['console', 'wandb']; config.trainer.project_name = 'a/b'\n"
         "(sink,) = make_sinks(config, RunFolder('run'))\n"
+        "sink.table(1, 'rollout/group_rv_table', [{'group_id': 0, 'reward_std': 0.5, 'selected': True}])\n"
         "sink.log(1, {'val-env/CoordSokoban/success': 0.5, 'x': float('nan')}); sink.close('finished')\n"
         "print(sys.stdin.isatty(), 'torch' in sys.modules)"
     )
@@ -302,6 +317,10 @@ def test_the_real_wandb_needs_neither_key_nor_network_nor_an_answer(tmp_path):
     run_id = (tmp_path / "run/wandb-id").read_text()
     written = (place / f"run-{run_id}.wandb").read_bytes()
     assert b"val-env/CoordSokoban/success" in written and b"adv_estimator" in written
+    (table,) = (place / "files/media/table/rollout").glob("group_rv_table_*.table.json")
+    assert json.loads(table.read_text()) | {"ncols": 3, "nrows": 1} == {
+        "columns": ["group_id", "reward_std", "selected"], "data": [[0, 0.5, True]], "ncols": 3, "nrows": 1,
+    }  # fmt: skip
 
 
 # --- TensorBoard --------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from ragen.config.compose import resolve
 from ragen.config.schema import Optimizer
 from ragen.model.decoder import Decoder, Shape, from_huggingface
 from ragen.report.folder import RunFolder
+from ragen.report.sinks import Sink
 from ragen.rollout.batch import samples_of
 from ragen.train import analysis, loop
 from ragen.train.levels import levels
@@ -471,6 +472,22 @@ def test_a_run_is_analysed_every_so_many_steps_and_trains_as_without(trained, tm
     assert set(table[0]) == {"step", "prefix", "bucket", "group_id", "reward_std"}
     _, plain = run(tmp_path / "plain", "trainer.gradient_analysis_mode=False", "trainer.total_training_steps=3")
     assert list(map(without_analysis, rows)) == list(map(without_analysis, plain))
+
+
+def test_the_groups_are_told_to_those_who_have_tables(tmp_path, monkeypatch):
+    told = []
+    sink = Sink("X", lambda *_: None, lambda _: None, pytest.fail, lambda *table: told.append(table))
+    monkeypatch.setattr("ragen.train.record.make_sinks", lambda *args, **options: [sink])
+    run(tmp_path / "run", *OWN, "trainer.total_training_steps=2", "trainer.log_group_rv_table=True")
+    names = [(step, name) for step, name, _ in told]
+    assert names[0] == (1, "rollout/group_rv_table") and names[-1] == (2, "rollout/group_rv_table")
+    assert {row["step"] for row in told[-1][2]} == {1, 2} and len(told[-1][2]) == 2 * 3, "one table that grows"
+    buckets = {name: rows for step, name, rows in told[1:-1]}
+    assert {name.split("/")[0] for name in buckets} == {"grad_norm", "grad_norm_prefilter"}
+    assert sum(map(len, buckets.values())) == 2 + 4
+    for name, rows in buckets.items():
+        assert {row["bucket"] for row in rows} == {name.split("/")[1]} and name.endswith("/group_rv_table")
+        assert set(rows[0]) == {"bucket", "group_id", "reward_std"}
 
 
 def test_the_weights_after_each_analysed_step_are_kept(trained):

@@ -3,11 +3,12 @@
     sinks = make_sinks(config, folder, say=console.note)
     for sink in sinks:
         sink.log(10, metrics)
+        sink.table(10, "rollout/group_rv_table", [{"group_id": 3, "reward_std": 0.5}])      # W&B has tables
     for sink in sinks:
         sink.close("finished")              # or early_stopped, failed, interrupted
 
 The run folder holds everything in any case, so a sink may fail: it says so in one line and is off from then on. Only
-plain numbers are passed on, under the names that they have.
+plain numbers are passed on, under the names that they have, and tables where the sink has such.
 
 W&B writes to `wandb/` below the current folder, or to WANDB_DIR. It goes online only with a key (WANDB_API_KEY, or
 netrc) and a host that answers; else it is offline, and the line that says so holds the command that uploads the run
@@ -25,7 +26,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,18 +47,27 @@ FINISH_S = 60.0  # W&B: to upload the rest at the end; what is left over stays o
 INSTALL = "pip install -c constraints.txt"
 
 Say = Callable[[str], None]
+Write = Callable[[int, dict[str, float]], None]  # (step, metrics)
+WriteTable = Callable[[int, str, Sequence[Mapping[str, Any]]], None]  # (step, name, rows)
 
 
 class Sink:
     """Metrics go in until something fails."""
 
-    def __init__(self, name: str, write: Callable[[int, dict[str, float]], None], end: Callable[[str], None], say: Say):
-        self.name, self._write, self._end, self._say = name, write, end, say
+    def __init__(
+        self, name: str, write: Write, end: Callable[[str], None], say: Say, write_table: WriteTable | None = None
+    ):
+        self.name, self._write, self._end, self._say, self._write_table = name, write, end, say, write_table
         self._is_on = True
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self._is_on:
             self._try(lambda: self._write(step, numbers(metrics)))
+
+    def table(self, step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rows with the same keys. Before `log` of the step, or without it."""
+        if self._is_on and self._write_table and rows:
+            self._try(lambda: self._write_table(step, name, rows))
 
     def close(self, status: str) -> None:
         """The run has ended; `status` is one of STATUSES. A second call does nothing."""
@@ -147,11 +157,11 @@ def _open_wandb(opening: _Opening) -> Sink | None:
             wandb.teardown()  # its service still holds the run's id
         else:
             opening.say(f"W&B: {run.url}")
-            return _wandb_sink(run, opening.say)
+            return _wandb_sink(wandb, run, opening.say)
     run = _begin(wandb, opening, "offline")
     place = os.path.relpath(Path(run.dir).parent)
     opening.say(f"W&B: offline ({why}); to upload the run later: {_wandb_command()} sync {place}")
-    return _wandb_sink(run, opening.say)
+    return _wandb_sink(wandb, run, opening.say)
 
 
 def _begin(wandb: Any, opening: _Opening, mode: str) -> Any:
@@ -176,12 +186,16 @@ def _begin(wandb: Any, opening: _Opening, mode: str) -> Any:
     )
 
 
-def _wandb_sink(run: Any, say: Say) -> Sink:
+def _wandb_sink(wandb: Any, run: Any, say: Say) -> Sink:
     def end(status: str) -> None:
         run.summary["status"] = status
         run.finish(exit_code=STATUSES[status])
 
-    return Sink("W&B", lambda step, metrics: run.log(metrics, step=step), end, say)
+    def write_table(step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        run.log({name: table}, step=step)
+
+    return Sink("W&B", lambda step, metrics: run.log(metrics, step=step), end, say, write_table)
 
 
 def wandb_mode(environ: Mapping[str, str], answers: Callable[[str], bool] | None = None) -> tuple[str, str]:

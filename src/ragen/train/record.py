@@ -100,12 +100,23 @@ class Recorder(Silent):
             _write_lines(Path(elsewhere) / f"{step}.jsonl", "w", records)
 
     def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None:
+        """The spread of each group. In W&B it is one table that grows."""
         records = [{"step": step, "group_id": group, "reward_std": std, "selected": kept} for group, std, kept in rows]
         _write_lines(self.folder.path / GROUP_TABLE, "a", records)
+        if self.sinks:
+            self._pass_on(step, "rollout/group_rv_table", _read_lines(self.folder.path / GROUP_TABLE))
 
     def gradient_table(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
         """Which groups a gradient analysis found in which bucket."""
         _write_lines(self.folder.path / GRADIENT_TABLE, "a", [{"step": step} | row for row in rows])
+        for prefix, bucket in dict.fromkeys((row["prefix"], row["bucket"]) for row in rows):
+            found = [row for row in rows if (row["prefix"], row["bucket"]) == (prefix, bucket)]
+            table = [{key: row[key] for key in ("bucket", "group_id", "reward_std")} for row in found]
+            self._pass_on(step, f"{prefix}/{bucket}/group_rv_table", table)
+
+    def _pass_on(self, step: int, name: str, table: Sequence[dict[str, Any]]) -> None:
+        for sink in self.sinks:
+            sink.table(step, name, table)
 
     def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None:
         """The end of a run, and its report. An interrupted run is not ended: it goes on some day."""
@@ -145,6 +156,10 @@ def _forget_after(step: int, path: Path) -> None:
     if path.exists():
         lines = path.read_bytes().splitlines(keepends=True)
         write_whole(path, b"".join(line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] <= step))
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _write_lines(path: Path, mode: str, records: Sequence[dict[str, Any]]) -> None:
