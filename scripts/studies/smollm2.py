@@ -2,7 +2,7 @@
 
     PYTHONPATH=src .venv/bin/python scripts/studies/smollm2.py plan configs.yaml --model MODEL --folder OUT
     PYTHONPATH=src python scripts/studies/smollm2.py run configs.yaml --at-once 12    # about 20 minutes on one H200
-    PYTHONPATH=src .venv/bin/python scripts/studies/smollm2.py table OUT
+    PYTHONPATH=src .venv/bin/python scripts/studies/smollm2.py table OUT --picture curves.png
 
 `plan` resolves every run where Hydra is installed; `run` needs neither Hydra nor a network. First come short supervised
 runs of several sizes, beside them those of the documented sizes and the model as it came. RL starts from the first
@@ -17,6 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import yaml
@@ -52,6 +53,7 @@ RL = (
     "collapse_detection.compute_freq=50",
 )
 NUM_SEEDS = 3
+COLOURS, STYLES = {"filter": "#0072b2", "nofilter": "#8a8a8a"}, ("-", "--", ":")
 START = (0.30, 0.60)  # success from which there is something to learn, and something to lose
 
 
@@ -241,6 +243,36 @@ def table(folder: Path) -> None:
         print(f"| {run.name} | {rows[-1]['step']} | {curve} | [{low:.1f}, {high:.1f}] | {greedy:.1f} | {minutes:.1f} |")
 
 
+def draw(folder: Path, path: Path) -> None:
+    """Success and entropy of the RL runs: a panel for each algorithm, a line style for each seed."""
+    from matplotlib.figure import Figure
+
+    from ragen.diagnose.history import series_of
+    from ragen.report.folder import RunFolder
+
+    shown = [algorithm for algorithm in ALGORITHMS if any(folder.glob(f"{algorithm}-*"))]
+    figure = Figure(figsize=(9, 3.2 * len(shown)), layout="constrained")
+    axes = figure.subplots(len(shown), 2, squeeze=False)
+    for row, algorithm in zip(axes, shown, strict=True):
+        for run in sorted(folder.glob(f"{algorithm}-*")):
+            condition, seed = run.name.split("-")[1:3]
+            look = {"color": COLOURS[condition], "ls": STYLES[int(seed[1:])]}
+            rows = RunFolder(run).read_metrics().rows
+            trained = series_of(rows, "success")
+            last_ten = ((trained[end - 1][0], trained[end - 10 : end]) for end in range(10, len(trained) + 1))
+            means = [(step, fmean(value for _, value in values)) for step, values in last_ten]
+            row[0].plot(*zip(*means, strict=True), lw=1.3, **look)
+            valid = [(point["step"], success(point)) for point in validated(run)]
+            row[0].plot(*zip(*valid, strict=True), "o", ms=7, mfc="white", mew=1.6, color=look["color"])
+            label = f"{condition.replace('nofilter', 'no filter')}, seed {seed[1:]}"
+            row[1].plot(*zip(*series_of(rows, "entropy"), strict=True), lw=1.3, label=label, **look)
+        row[0].set(xlabel="step", ylabel="success", ylim=(0, None), title=f"{algorithm.upper()}: success")
+        row[1].set(xlabel="step", ylabel="nats a token", yscale="log", title=f"{algorithm.upper()}: entropy")
+        row[1].legend(fontsize=8)
+    figure.supxlabel("lines: training episodes, means of ten steps; circles: validation, 512 levels", fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("plan", "run", "one", "table"))
@@ -249,6 +281,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/smollm2"), help="where the runs are to be written")
     parser.add_argument("--name", help="which run")
     parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--picture", type=Path, help="with `table`: draw the curves of RL into this file")
     parser.add_argument("overrides", nargs="*", help="key=value for every run")
     given = parser.parse_intermixed_args()
     if given.verb == "plan":
@@ -259,6 +292,8 @@ def main() -> None:
         one(given.path, given.name, given.model)
     else:
         table(given.path)
+        if given.picture:
+            draw(given.path, given.picture)
 
 
 if __name__ == "__main__":
