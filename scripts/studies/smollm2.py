@@ -251,7 +251,7 @@ def draw(folder: Path, path: Path) -> None:
     from ragen.report.folder import RunFolder
 
     shown = [algorithm for algorithm in ALGORITHMS if any(folder.glob(f"{algorithm}-*"))]
-    figure = Figure(figsize=(9, 3.2 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(10, 3.2 * len(shown)), layout="constrained")
     axes = figure.subplots(len(shown), 2, squeeze=False)
     for row, algorithm in zip(axes, shown, strict=True):
         for run in sorted(folder.glob(f"{algorithm}-*")):
@@ -268,7 +268,7 @@ def draw(folder: Path, path: Path) -> None:
             row[1].plot(*zip(*series_of(rows, "entropy"), strict=True), lw=1.3, label=label, **look)
         row[0].set(xlabel="step", ylabel="success", ylim=(0, None), title=f"{algorithm.upper()}: success")
         row[1].set(xlabel="step", ylabel="nats a token", yscale="log", title=f"{algorithm.upper()}: entropy")
-        row[1].legend(fontsize=8)
+        row[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.supxlabel("lines: training episodes, means of ten steps; circles: validation, 512 levels", fontsize=9)
     figure.savefig(path, dpi=110)
 
