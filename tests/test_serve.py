@@ -22,7 +22,7 @@ from ragen.engine.base import Prompt, Sampling
 from ragen.engine.native.engine import NativeEngine
 from ragen.model.load import find_model, load_model
 from ragen.serve.chat import Renderer
-from ragen.serve.web import Server
+from ragen.serve.web import Completion, Server
 
 SOURCE = Path(__file__).parents[1] / "src"
 SYSTEM = "Sokoban. Actions: Up, Down, Left, Right. Up to 2 a turn: <think></think><answer>action || action</answer>"
@@ -203,6 +203,14 @@ def test_models_and_health(server):
         ({"messages": []}, 400, "messages", "at least one message"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0]", "system, user, assistant"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0]", "must be text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+            400,
+            "messages[0]",
+            "must be text",
+        ),
+        ({"messages": [{"role": "user", "content": "\ud83d"}]}, 400, None, "half of a character"),
+        ({"stop": ["a", "\ud83d"]}, 400, None, "half of a character"),
         ({"temperature": -1}, 400, "temperature", "temperature=-1: must be a number between 0 and 100"),
         ({"top_p": 0}, 400, "top_p", "top_p=0"),
         ({"max_tokens": 1.5}, 400, "max_tokens", "a whole number"),
@@ -261,6 +269,16 @@ def test_a_failing_model_is_an_error_and_not_the_end(server, monkeypatch):
     assert (status, error["message"], error["type"]) == (500, "the model failed: out of luck", "server_error")
     monkeypatch.undo()
     assert text(ask(server))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_whatever_goes_wrong_is_told(server, monkeypatch, streams, capsys):
+    monkeypatch.setattr(Completion, "_finish", lambda *args: 1 / 0)
+    status, content = post(server, model="pocket", messages=OPENED, max_tokens=2, stream=streams)
+    assert status == (200 if streams else 500), "a stream has begun"
+    error = json.loads(content.decode().strip().split("\n\n")[-1].removeprefix("data: "))["error"]
+    assert error["type"] == "server_error" and error["message"].startswith("the server failed: ZeroDivisionError")
+    assert "ZeroDivisionError" in capsys.readouterr().err, "and its keeper sees where"
 
 
 def test_a_stopping_server_passes_no_half_reply(loaded):

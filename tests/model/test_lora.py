@@ -397,6 +397,8 @@ def change(folder, **values):
     [
         ({"use_dora": True}, "use_dora=True"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights=pissa_niter_4, which changes the base"),
+        ({"init_lora_weights": "olora"}, "olora"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"bias": "all"}, "bias all"),
         ({"peft_type": "IA3"}, "peft_type IA3"),

@@ -46,6 +46,14 @@ def test_it_is_made_once_and_kept(cache, monkeypatch):
     assert load.converted(load.Source("smollm2", PACKAGE, "small.gguf")) == load.Source("smollm2", cache)
 
 
+def test_an_empty_variable_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(smollm2, "write", writes("new"))
+    assert smollm2.converted(PACKAGE, "small.gguf") == tmp_path / ".cache/ragen/smollm2"
+
+
 def test_the_second_waits_for_the_first(cache, monkeypatch):
     """The second comes in the middle of the conversion: it sees nothing half written, and makes nothing itself."""
     begun, waiting, go = threading.Event(), threading.Event(), threading.Event()

@@ -315,6 +315,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no adapter's config ({type(error).__name__}: {error})") from None
     unknown = [f"{key}={settings[key]}" for key in _MUST_BE_EMPTY if settings.get(key)]
+    if str(settings.get("init_lora_weights")).startswith(_CHANGE_THE_BASE):
+        unknown.append(f"init_lora_weights={settings['init_lora_weights']}, which changes the base")
     if kind != "LORA" or settings.get("bias", "none") != "none" or unknown:
         reason = f"peft_type {kind}, bias {settings.get('bias', 'none')}" if not unknown else ", ".join(unknown)
         raise ConfigError(
@@ -323,6 +325,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return settings | wanted
 
 
+# Ways to begin an adapter that take a part of the base's weights into it: it fits no other base.
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
 _MUST_BE_EMPTY = (
     "use_rslora",
     "use_dora",

@@ -33,7 +33,7 @@ def find() -> tuple[Path, str]:
 
 def converted(package: Path, file: str) -> Path:
     """The model folder in the cache, which is made if it is not there."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ragen" / "smollm2"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ragen" / "smollm2"
     if not (cache / DONE).exists():
         cache.parent.mkdir(parents=True, exist_ok=True)
         with _only_one(cache.with_name("smollm2.lock")):

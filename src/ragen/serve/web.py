@@ -13,6 +13,7 @@ import secrets
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -350,10 +351,14 @@ def _message(item: Any, name: str) -> dict[str, str]:
         texts = [
             part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
         ]
-        content = None if None in texts else "".join(texts)
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
     if not isinstance(content, str):
         raise BadRequest(f"{name}.content must be text: this model reads nothing else", name)
     return {"role": role, "content": content}
+
+
+def _failed(error: Exception) -> BadRequest:
+    return BadRequest(f"the server failed: {type(error).__name__}: {error}", status=500)
 
 
 # --- HTTP ---------------------------------------------------------------------------------------------------------
@@ -398,6 +403,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(error.status, error.body)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
+        except Exception as error:  # a client that hears nothing would ask again and again
+            traceback.print_exc()
+            self.close_connection = True
+            self._send(500, _failed(error).body)
 
     def _complete(self) -> dict[str, Any] | None:
         completion = self.server_of_model.begin(self._body())
@@ -417,6 +426,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._event(json.dumps(error.body))
         except OSError:
             completion.cancel()  # nobody listens any more
+        except Exception as error:
+            traceback.print_exc()
+            self._event(json.dumps(_failed(error).body))
         return None
 
     def _event(self, text: str) -> None:
@@ -433,9 +445,13 @@ class _Handler(BaseHTTPRequestHandler):
         if kind.partition(";")[0].strip() != "application/json":  # a web page elsewhere cannot send this unasked
             raise BadRequest("Content-Type must be application/json", status=415)
         try:
-            return json.loads(content)
+            body = json.loads(content)
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise BadRequest("a text of the body holds half of a character, a lone surrogate such as \\ud83d") from None
         except ValueError as error:
             raise BadRequest(f"the body is no JSON: {error}") from error
+        return body
 
     def _send(self, status: int, body: Mapping[str, Any]) -> None:
         content = json.dumps(body).encode()
