@@ -107,10 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments[0] in ("train", "sft"):
         # Options and key=value words may come in any order, which sub-parsers cannot do.
-        words = arguments[1:] + (["rl_or_sft=sft"] if arguments[0] == "sft" else [])
-        options = _train_parser(arguments[0]).parse_intermixed_args(words)
-        options.arguments = words
-        verb = _train
+        options = _train_parser(arguments[0]).parse_intermixed_args(arguments[1:])
+        options.arguments = arguments[1:]
+        verb = {"train": _train, "sft": _sft}[arguments[0]]
     elif arguments[0] == "sweep":
         options, verb = arguments[1:], _sweep
     elif arguments[0] == "eval":
@@ -322,6 +321,16 @@ def _train_parser(verb: str = "train") -> argparse.ArgumentParser:
     return parser
 
 
+def _sft(options: argparse.Namespace) -> int:
+    for word in options.words:
+        key, _, value = word.partition("=")
+        if key.strip().lstrip("+~") == "rl_or_sft" and value.strip(" '\"") != "sft":
+            raise ConfigError(f"{word}: ragen sft only fine-tunes; for other runs it is ragen train … {word}")
+    options.words.append("rl_or_sft=sft")
+    options.arguments.append("rl_or_sft=sft")
+    return _train(options)
+
+
 def _train(options: argparse.Namespace) -> int:
     from ragen.config.compose import resolve
     from ragen.config.explain import explain
@@ -332,8 +341,9 @@ def _train(options: argparse.Namespace) -> int:
     if options.config_dir is not None:
         options.config_dir = from_caller(options.config_dir, caller)
     resolved = resolve(options.words, options.config_name, options.config_dir)
+    _check_stage(resolved.config, options.stage)
     if options.dry_run:
-        print(explain(resolved), end="")
+        print(explain(resolved, options.stage), end="")
         return 0
     if "RANK" not in os.environ:  # a worker's launcher has said it already
         _say_what_is_meant(resolved)
@@ -342,6 +352,7 @@ def _train(options: argparse.Namespace) -> int:
 
     trainer = resolved.config.trainer
     if must_launch(trainer.n_gpus_per_node * trainer.nnodes):
+        _wait_for_fine_tuning(resolved.config, options.stage)
         for more in _stages(resolved.config, options.stage):
             status = launch(trainer.n_gpus_per_node, trainer.nnodes, [*options.arguments, *more])
             if status != 0:
@@ -355,6 +366,19 @@ def _train(options: argparse.Namespace) -> int:
         return leave(STATUSES[train_any(resolved.config, options.stage).status])
     except OutOfMemory as error:
         raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.words)}") from error
+
+
+def _check_stage(config: "Config", stage: str | None) -> None:
+    if stage is not None and config.rl_or_sft != "sft_then_rl":
+        raise ConfigError(f"--stage {stage}: there is but one stage with rl_or_sft={config.rl_or_sft}; leave it out")
+
+
+def _wait_for_fine_tuning(config: "Config", stage: str | None) -> None:
+    """Workers cannot wait each for itself: what another command is fine-tuning is waited for before they start."""
+    from ragen.sft.place import tuning_config, wait_for_others
+
+    if config.rl_or_sft == "sft_then_rl" and stage != "rl":
+        wait_for_others(tuning_config(config))
 
 
 def _stages(config: "Config", stage: str | None) -> list[list[str]]:
@@ -396,8 +420,8 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _say_what_is_meant(resolved: "Resolved") -> None:
-    for key, reason in resolved.no_effect.items():
-        print(f"no effect: {key}: {reason}", file=sys.stderr)
+    for line in resolved.no_effect_lines():
+        print(f"no effect: {line}", file=sys.stderr)
     for note in resolved.notes:
         print(f"note: {note}", file=sys.stderr)
     origin = resolved.origins.get("model_path", "the default")

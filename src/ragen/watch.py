@@ -7,6 +7,7 @@ The level is played as an evaluation would play it: the same prompts, rules and 
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,11 +15,10 @@ from rich.text import Text
 
 from ragen.agent.episode import EpisodeState
 from ragen.config.embedded import NAMES as EMBEDDED
-from ragen.config.schema import Config
 from ragen.engine.base import Prompt, Sampled
 from ragen.env.base import Action, Environment
 from ragen.evaluate.models import LocalModel, local_model
-from ragen.evaluate.setting import Wanted, settings
+from ragen.evaluate.setting import Setting, Wanted, settings
 from ragen.play import PLAYERS, STYLES_OF_WORDS, VERDICTS
 from ragen.rollout.collect import GroupRequest, PlayedEpisode, World
 from ragen.screen import Screen
@@ -31,7 +31,10 @@ THOUGHT, ANSWER = "dim", "bold"
 
 def watch(environment: str, seed: int, split: str, agent: str, show_prompt: bool, temperature: float) -> int:
     """Show one level. Returns the exit status."""
-    model, config, tag = _prepare(environment, agent, temperature)
+    model, setting = _prepare(environment, agent, temperature)
+    config, tag = setting.config, setting.config.es_manager.val.env_configs.tags[0]
+    for note in setting.notes:
+        print(f"note: {note}", file=sys.stderr)
     from ragen.evaluate.run import local_player, worlds_of
     from ragen.serve.engine import StreamingEngine
     from ragen.train.validation import validation_sampling
@@ -48,7 +51,7 @@ def watch(environment: str, seed: int, split: str, agent: str, show_prompt: bool
     return 0
 
 
-def _prepare(environment: str, agent: str, temperature: float) -> tuple[LocalModel, Config, str]:
+def _prepare(environment: str, agent: str, temperature: float) -> tuple[LocalModel, Setting]:
     """Everything that can be wrong with the words, before anything heavy is loaded."""
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise ValueError(f"--temperature {temperature}: must be 0 (greedy) or more")
@@ -57,8 +60,7 @@ def _prepare(environment: str, agent: str, temperature: float) -> tuple[LocalMod
         known = [*PLAYERS, *NAMES]
         raise ValueError(f"--agent {agent}: no player, model or folder of this name{nearest_of(agent, known)}")
     wanted = Wanted([model], environments=[environment], episodes=1, samples=1, temperature=temperature)
-    config = settings(wanted)[0].config
-    return model, config, config.es_manager.val.env_configs.tags[0]
+    return model, settings(wanted)[0]
 
 
 class ShownEpisode(PlayedEpisode):

@@ -1,5 +1,7 @@
 """Models beside what they began from, and journals that are kept."""
 
+import re
+
 import pytest
 
 from ragen.config.compose import resolve
@@ -12,6 +14,7 @@ from ragen.evaluate.table import cells, headings, reference_of
 from ragen.model.load import find_model, load_model
 from ragen.report.folder import RunFolder
 from ragen.train.checkpoint import CheckpointStore, Parts, part_of
+from ragen.typed import ConfigError
 
 WORDS = ["agent_proxy.max_turn=2", "es_manager.val.env_groups=3"]
 
@@ -37,6 +40,38 @@ def test_a_checkpoint_stands_after_its_base(tmp_path):
     assert [model.name for model in named] == [one.name, "pocket"] and named[0].compared_with == "pocket"
 
 
+@pytest.mark.parametrize(
+    "base", ["models/sft/merged_model", "models/mine", "./mine", "/nowhere/mine", "mine/global_step_3"]
+)
+def test_a_base_that_is_no_longer_there_is_no_name_on_the_hub(tmp_path, monkeypatch, base):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    place = "trainer.default_local_dir=runs/one"
+    model = trained(tmp_path / "runs", "one", f"model_path={base}", place)
+    with pytest.raises(ConfigError, match=rf"run {tmp_path}/runs/one began from {re.escape(base)}, and there is no"):
+        with_bases([model])
+
+
+@pytest.mark.parametrize("name", ["one", "one-2"])
+def test_a_base_is_found_where_its_run_was_started(tmp_path, monkeypatch, name):
+    """From anywhere: what stands before `trainer.default_local_dir`. Named so too, it is the same model."""
+    for folder in ("models/mine", "here/models"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "models/mine/config.json").write_text("{}")
+    model = trained(tmp_path / "runs", name, "model_path=models/mine", "trainer.default_local_dir=runs/one")
+    monkeypatch.chdir(tmp_path / "here")
+    assert [found.name for found in with_bases([model])] == [str(tmp_path / "models/mine"), model.name]
+    monkeypatch.chdir(tmp_path)
+    assert [found.name for found in with_bases([model, local_model("models/mine")])] == [model.name, "models/mine"]
+
+
+def test_a_base_from_the_hub_stays_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = trained(tmp_path / "runs", "one", "model_path=Qwen/Qwen2.5-3B-Instruct")
+    assert with_bases([model])[0].name == "Qwen/Qwen2.5-3B-Instruct"
+
+
 def test_the_run_decides_what_is_played(tmp_path):
     """Not what its base would play alone."""
     model = trained(tmp_path, "one", "model_path=pocket", "es_manager.val.group_size=2", "seed.val=77")
@@ -50,7 +85,7 @@ def test_the_run_decides_what_is_played(tmp_path):
 
 def test_after_is_compared_with_before():
     def row(model, max_turn, against=""):
-        return Row(model, "Sokoban", max_turn, (), None, 0, {}, None, against=against)
+        return Row(model, "Sokoban", max_turn, (), None, {}, {}, None, against=against)
 
     names = [("small", ""), ("small/100", "small"), ("large", ""), ("large/100", "large"), ("other", "")]
     rows = [row(model, turns, against) for model, against in names for turns in (5, 25)]
@@ -92,6 +127,11 @@ def test_what_was_played_is_kept_for_a_later_call(tmp_path, loads):
     assert first.path == again.path and first.rows == again.rows
     later = play(more, "parts", keep_journal=True)
     assert loads[2:] == ["blank"] and later.path.name == "val_rollouts_2.jsonl"
+    taken = play(more, "parts", keep_journal=True, replaces=True)
+    assert taken.path == first.path and taken.path.read_bytes() == whole.path.read_bytes()
+    assert "| blank |" in taken.path.with_suffix(".md").read_text() and len(loads) == 3
+    play(more, "parts", keep_journal=True, replaces=True, page=False)
+    assert first.path.exists() and not first.report.exists() and not first.path.with_suffix(".md").exists()
     assert later.path.read_bytes() == whole.path.read_bytes()
     assert [cells(row, later.rows) for row in later.rows] == [cells(row, whole.rows) for row in whole.rows]
     difference = headings(whole.rows).index("difference")

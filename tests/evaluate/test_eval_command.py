@@ -1,5 +1,6 @@
 """The words of `ragen eval`: what is meant, and what is refused before anything is loaded."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -10,23 +11,36 @@ import pytest
 
 from ragen.cli import main
 from ragen.config.compose import resolve
-from ragen.evaluate.command import EXAMPLES, command, parser, read
+from ragen.evaluate.command import EXAMPLES, command, how_to_go_on, parser, read
 from ragen.evaluate.models import LocalModel, ServerModel, local_model, models_of_experiment
+from ragen.evaluate.run import Evaluation
 from ragen.evaluate.setting import settings
 from ragen.experiment.cell import Options
 from ragen.experiment.cell import words as words_of
 from ragen.experiment.plan import expand
 from ragen.experiment.results import write_record
 from ragen.train.manifest import Manifest, write_manifest
-from ragen.typed import ConfigError
+from ragen.typed import ConfigError, RunFailed
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTED = re.findall(r"^\./ragen eval (.*)$", (ROOT / "docs/evaluation.md").read_text(), re.MULTILINE)
 SHOWN = re.findall(r"^  ragen eval (.*)$", EXAMPLES, re.MULTILINE)
 
 
+def saved(folder, *steps):
+    """Checkpoints of these steps in a run folder."""
+    for step in steps:
+        actor = folder / f"global_step_{step}/actor"
+        actor.mkdir(parents=True)
+        (actor / "config.json").write_text("{}")
+    return folder
+
+
 @pytest.mark.parametrize("line", [*DOCUMENTED, *SHOWN])
-def test_documented_commands_say_what_they_would_do(line, capsys):
+def test_documented_commands_say_what_they_would_do(line, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for run in ("pocket-sokoban", "mine"):
+        saved(tmp_path / "checkpoints/RAGEN" / run, 150)
     assert main(["eval", *shlex.split(line, comments=True), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("models: ") and "\nepisodes: " in out and "\noutput: results/" in out
@@ -161,6 +175,69 @@ def test_what_cannot_work_is_one_message(line, says, capsys):
     assert main(["eval", *shlex.split(line), "--dry-run"]) == 2
     err = capsys.readouterr().err
     assert says in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("runs/RAGEN/mine/global_step_15", "runs/RAGEN/mine has global_step_150, global_step_100, and no global_step_15"),
+    ("runs/RAGEN/mine/global_step_15/actor", "and no global_step_15"),
+    ("runs/RAGEN/main", "runs/RAGEN has mine, and no main"),
+    ("runs/ragen/mine/global_step_150", "runs has RAGEN, and no ragen"),
+    ("runs/RAGEN/mine/episodes/global_step_1", "runs/RAGEN/mine/episodes has no checkpoint, and no global_step_1"),
+    ("global_step_3", ". has no checkpoint, and no global_step_3"),
+    ("nowhere/at/all", ". has runs, and no nowhere"),
+])  # fmt: skip
+def test_a_misspelt_folder_is_refused_before_anything_plays(tmp_path, monkeypatch, capsys, name, says):
+    """Names of the hub have one slash at most; whatever has more, or names a checkpoint, is on this disk or nowhere."""
+    saved(tmp_path / "runs/RAGEN/mine", 100, 150)
+    (tmp_path / "runs/RAGEN/mine/episodes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ragen.evaluate.run.evaluate", lambda plan: pytest.fail("something plays"))
+    for words in (["--dry-run"], []):
+        assert main(["eval", "pocket", name, *words]) == 2
+        err = capsys.readouterr().err
+        assert f"model {name}: no such folder; " in err and says in err and "Traceback" not in err
+
+
+def test_a_misspelt_folder_is_looked_for_where_the_user_is(tmp_path):
+    saved(tmp_path / "runs/RAGEN/mine", 7)
+    with pytest.raises(ConfigError, match=r"/runs/RAGEN/mine has global_step_7, and no global_step_8"):
+        command(["runs/RAGEN/mine/global_step_8", "--dry-run"], str(tmp_path))
+
+
+def test_every_model_is_found_before_the_first_one_plays(tmp_path, monkeypatch, capsys):
+    """What no word tells, for it needs a look into the files: an adapter of a model that is gone."""
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    config["base_model_name_or_path"] = str(tmp_path / "gone")
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("ragen.evaluate.run._play_all", lambda *given: pytest.fail("something plays"))
+    assert main(["eval", "pocket", str(adapter), "--output", str(tmp_path / "out")]) == 2
+    assert f"model {adapter} is an adapter of {tmp_path / 'gone'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("end", "status"), [("interrupted", 130), ("failed", 1), ("stopped", 3)])
+def test_going_on_does_not_begin_anew(tmp_path, monkeypatch, capsys, end, status):
+    """Nor does the advice touch a folder that has the option's name in its own."""
+
+    def evaluate(plan):
+        assert plan.fresh
+        if end == "interrupted":
+            raise KeyboardInterrupt
+        if end == "failed":
+            raise RunFailed("the server is gone")
+        return Evaluation("stopped", [], tmp_path / "x.jsonl", None)
+
+    monkeypatch.setattr("ragen.evaluate.run.evaluate", evaluate)
+    assert main(["eval", "pocket", "--fresh", "--output", "not--fresh", "--env", "sokoban"]) == status
+    said = capsys.readouterr().err
+    assert "the same command without --fresh goes on: ./ragen eval pocket --output not--fresh --env sokoban" in said
+
+
+def test_going_on_is_the_same_command():
+    assert how_to_go_on(["pocket", "--env=bandit"]).endswith(
+        "the same command goes on: ./ragen eval pocket --env=bandit"
+    )
 
 
 def test_an_empty_folder_is_no_model(tmp_path):

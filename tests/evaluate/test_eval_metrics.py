@@ -1,13 +1,13 @@
 """pass@k, intervals over levels, paired differences: against brute force and numbers worked by hand."""
 
-from itertools import combinations
+from itertools import combinations, product
 from math import isclose, sqrt
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragen.evaluate.metrics import Outcome, by_level, difference, ks_of, mean, measure, pass_at_k, rate, ratio
+from ragen.evaluate.metrics import Outcome, difference, ks_of, mean, measure, pass_at_k, rate, ratio, wins_of
 from ragen.report.statistics import paired_difference, wilson
 
 
@@ -136,5 +136,119 @@ def test_one_level_says_nothing_of_others():
 
 
 def test_which_k_are_told():
-    levels = by_level([outcome(1, True)] * 6 + [outcome(2, True)] * 6 + [outcome(3, True)])
-    assert ks_of(levels) == [1, 2, 4, 6]
+    wins = wins_of([outcome(1, True)] * 6 + [outcome(2, True)] * 6 + [outcome(3, True)])
+    assert ks_of(wins) == [1, 2, 4, 6]
+
+
+# --- what is missing ----------------------------------------------------------------------------------------------
+
+
+def test_the_long_half_is_missing():
+    """Six of twelve levels are won and the others did not finish: between all lost, 6 of 12, and all won.
+
+    Wilson's lower end of 6 of 12 is 0.2538, worked by hand: (0.5 + 0.16006 - 1.96 sqrt(0.02083 + 0.00667)) / 1.32012.
+    """
+    asked = dict.fromkeys(range(12), 1)
+    outcomes = [outcome(seed, True) for seed in range(6)]
+    found = measure(outcomes, asked)
+    assert found.success == (1.0, pytest.approx(0.25378, abs=1e-5), 1.0)
+    assert found.pass_at == {1: found.success}
+    for estimate in (found.mean_return, found.turns, found.tokens, found.invalid):
+        assert estimate.low is None and estimate.high is None
+    whole = [outcome(seed, seed < 6) for seed in range(12)]
+    assert measure(whole, asked) == measure(whole)
+
+
+def test_pass_at_k_of_levels_that_are_half_played():
+    """Two levels of two samples. The first has lost one and misses the other, the second has won and lost.
+
+    pass@2 is 1 on the second; the first has 0 or 1. With both lost one of two levels is won: Wilson of 1 of 2.
+    """
+    outcomes = [outcome(1, False), outcome(2, True), outcome(2, False)]
+    found = measure(outcomes, {1: 2, 2: 2})
+    assert found.pass_at[2] == (1.0, pytest.approx(wilson(1, 2).low), pytest.approx(1.0))
+    assert found.success.value == 0.25
+    # The level that has both samples has lost them. The other one holds a win: one of two is known to be passed.
+    held = measure([outcome(1, True), outcome(2, False), outcome(2, False)], {1: 2, 2: 2})
+    assert held.pass_at[2] == (0.5, *map(pytest.approx, wilson(1, 2)))
+    assert set(measure(outcomes[:1], {1: 2, 2: 2}).pass_at) == {1}  # no level has two samples
+
+
+def test_a_difference_with_something_missing():
+    """Four levels, all lost before. After: two won and two missing, so that two to four are won."""
+    asked = dict.fromkeys(range(4), 1)
+    before, after = [outcome(seed, False) for seed in range(4)], [outcome(seed, True) for seed in (0, 1)]
+    found = difference(before, after, asked)
+    assert found.mean == 1.0 and found.num_levels == 2
+    assert found.low == paired_difference([False] * 4, [True, True, False, False]).low
+    assert found.high == paired_difference([False] * 4, [True] * 4).high
+    assert difference(before, [], asked) is None and difference([], after, asked) is None
+    assert difference(before[2:], after, asked) is None  # no level that both have
+    assert difference(before, before, asked) == paired_difference([False] * 4, [False] * 4)
+    # The one level that both have was lost in between; on the other three, won after and missing before, nothing can be
+    # lost: at worst -1/4.
+    lost = difference([outcome(0, True)], [outcome(seed, seed > 0) for seed in range(4)], asked)
+    assert lost.mean == -0.25 and lost.high == paired_difference([True, *[False] * 3], [False, *[True] * 3]).high
+
+
+def naive_wilson(wins, num):
+    z, p = 1.959963984540054, wins / num
+    centre, reach = p + z * z / (2 * num), z * sqrt(p * (1 - p) / num + z * z / (4 * num * num))
+    return (centre - reach) / (1 + z * z / num), (centre + reach) / (1 + z * z / num)
+
+
+def fillings(levels):
+    """Every way in which the missing episodes, None, could have ended."""
+    places = [(seed, number) for seed, level in levels.items() for number, end in enumerate(level) if end is None]
+    for ends in product((False, True), repeat=len(places)):
+        filled = {seed: list(level) for seed, level in levels.items()}
+        for (seed, number), end in zip(places, ends, strict=True):
+            filled[seed][number] = end
+        yield filled
+
+
+def outcomes_of(levels):
+    return [outcome(seed, end) for seed, level in levels.items() for end in level if end is not None]
+
+
+def some_levels(num_samples):
+    level = st.lists(st.sampled_from([True, False, None]), min_size=num_samples, max_size=num_samples)
+    return st.lists(level, min_size=2, max_size=3).map(lambda levels: dict(enumerate(levels)))
+
+
+@given(st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=7))
+def test_the_interval_holds_that_of_every_end_which_the_missing_ones_could_have_had(ends):
+    levels = {seed: [end] for seed, end in enumerate(ends)}
+    found = measure(outcomes_of(levels), dict.fromkeys(levels, 1))
+    assert (found is None) == all(end is None for end in ends)
+    if found is None:
+        return
+    for filled in fillings(levels):
+        low, high = naive_wilson(sum(level[0] for level in filled.values()), len(filled))
+        assert found.success.low <= low + 1e-9 and high - 1e-9 <= found.success.high
+
+
+@settings(max_examples=40)
+@given(some_levels(2), some_levels(2))
+def test_no_end_of_the_missing_ones_is_outside(before, after):
+    """Success, pass@k and difference, with several samples; the value that is told lies inside too."""
+    asked = dict.fromkeys(before.keys() & after.keys(), 2)
+    before, after = ({seed: levels[seed] for seed in asked} for levels in (before, after))
+    found = measure(outcomes_of(after), asked)
+    change = difference(outcomes_of(before), outcomes_of(after), asked)
+    if found is None or change is None:
+        return
+    rates = {False: [], True: []}
+    for is_after, levels in ((False, before), (True, after)):
+        for filled in fillings(levels):
+            rates[is_after].append(sum(sum(level) for level in filled.values()) / (2 * len(filled)))
+            for k, estimate in found.pass_at.items() if is_after else ():
+                value = sum(brute_force(level, k) for level in filled.values()) / len(filled)
+                assert estimate.low - 1e-9 <= value <= estimate.high + 1e-9
+    assert all(estimate.low - 1e-9 <= estimate.value <= estimate.high + 1e-9 for estimate in found.pass_at.values())
+    assert found.success == pytest.approx(found.pass_at[1])
+    for new in (min(rates[True]), max(rates[True])):
+        assert found.success.low - 1e-9 <= new <= found.success.high + 1e-9
+        for old in (min(rates[False]), max(rates[False])):
+            assert change.low - 1e-9 <= new - old <= change.high + 1e-9
+    assert change.low - 1e-9 <= change.mean <= change.high + 1e-9

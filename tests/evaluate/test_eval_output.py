@@ -115,6 +115,12 @@ def test_no_other_evaluation_is_overwritten(tmp_path):
     assert claimed(path, "two") == path.with_name("mine.v1_2.jsonl")
 
 
+def test_a_name_can_be_taken_over(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    assert claimed(path, "one") == claimed(path, "two", replaces=True) == claimed(path, "two") == path
+    assert claimed(path, "one") == path.with_name("mine_2.jsonl")
+
+
 def test_pickle_is_said_once_and_never_written():
     assert [note.partition(":")[0] for note in notes_on(Output())] == ["output.format=pkl"]
     assert notes_on(Output(format="jsonl")) == []

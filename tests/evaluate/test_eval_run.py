@@ -4,6 +4,7 @@ import json
 import re
 import threading
 import time
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from ragen.report.folder import RunFolder
 from ragen.serve.web import Server
 from ragen.train.checkpoint import CheckpointStore, Parts, part_of
 from ragen.train.validation import Validator, requests
+from ragen.typed import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs/evaluation.md"
 POCKET = LocalModel("pocket", "pocket")
@@ -114,16 +116,48 @@ def test_a_checkpoint_is_played_as_it_was_trained(tmp_path, monkeypatch, rank):
     found = local_model(str(run))
     assert found.label == "my-run/global_step_1" and found.name == str(run / "global_step_1" / "actor")
     assert local_model(str(run / "global_step_1")) == local_model(str(run / "global_step_1" / "actor")) == found
-    for environments in ([], ["sokoban"]):
+    for environments in ([], ["sokoban"], ["SimpleSokoban"]):
         (setting,) = settings(Wanted([found], environments=environments))
         assert setting.config.es_manager.val.env_configs.tags == ["SimpleSokoban"]
         assert (setting.max_turn, setting.config.es_manager.val.env_groups) == (4, 3)
-        assert setting.config.agent_proxy.prompt_style == "terse"
+        assert setting.config.agent_proxy.prompt_style == "terse" and setting.notes == []
     (setting,) = settings(Wanted([found], episodes=2, samples=5))
     assert setting.config.es_manager.val.env_configs.n_groups == [2]
     wanted = Wanted([found])
     result = evaluate(Plan(wanted, settings(wanted, [f"output.dir={tmp_path}"])), lambda text: None)
     assert result.status == "finished" and len(result.rows[0].outcomes) == 3
+
+
+def test_what_a_run_does_not_play_brings_rules_of_its_own_and_says_so(tmp_path):
+    words = ["sokoban", "model_path=pocket", "agent_proxy.max_turn=4", "es_manager.val.env_groups=3"]
+    RunFolder(tmp_path / "run").write_config(resolve(words, environ={}).config)
+    folder = tmp_path / "run/global_step_1/actor"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    found = local_model(str(folder))
+
+    def notes(*environments, **options):
+        return [setting.notes for setting in settings(Wanted([found], environments=environments, **options))]
+
+    for name in ("LargerSokoban", "frozenlake"):
+        ((note,),) = notes(name)
+        assert note.startswith(f"--env {name}: the run {tmp_path / 'run'} plays SimpleSokoban. ")
+        assert "agent_proxy.prompt_style=full (there terse), agent_proxy.max_turn=5 (there 4)" in note
+    assert [len(told) for told in notes("LargerSokoban", max_turns=(2, 3))] == [1, 0]
+    assert notes("SimpleSokoban", max_turns=(2, 3)) == [[], []]
+    with pytest.raises(ConfigError, match="named twice: SimpleSokoban, SimpleSokoban"):
+        notes("sokoban", "SimpleSokoban")
+
+
+def test_a_tag_that_a_run_was_only_trained_on_is_its_own_too(tmp_path):
+    words = ["es_manager.train.env_configs.tags=[LargerSokoban]", "agent_proxy.max_turn=7", "model_path=a/model"]
+    words += ["es_manager.val.env_configs.tags=[CoordSokoban]", "es_manager.val.env_groups=6"]
+    RunFolder(tmp_path).write_config(resolve(words, "_2_sokoban", environ={}).config)
+    model = LocalModel("a/model", "model", tmp_path)
+    for name in ("LargerSokoban", "CoordSokoban"):
+        (setting,) = settings(Wanted([model], environments=[name]))
+        envs = setting.config.es_manager.val.env_configs
+        assert (setting.max_turn, envs.tags, envs.n_groups, setting.notes) == (7, [name], [6], [])
 
 
 def test_a_fine_tuned_checkpoint_plays_the_validation_of_its_run(tmp_path):
@@ -200,6 +234,24 @@ def test_out_of_memory_says_what_to_lower(tmp_path, monkeypatch, capsys):
     assert "max_model_len (now 1024)" in said and "the same command goes on" in said
 
 
+def test_to_begin_anew_forgets_every_model_at_once(tmp_path, monkeypatch):
+    """What is then interrupted goes on without `fresh`: nothing older may come back for a model that had not begun."""
+    models = (POCKET, LocalModel("pocket-blank", "blank"))
+    made = plan(tmp_path, models=models, episodes=2)
+    evaluate(replace(made, keep_journal=True), lambda text: None, NOW)
+
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NativeEngine, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(replace(made, fresh=True), lambda text: None, NOW)
+    told = []
+    assert evaluate(made, told.append, NOW).status == "finished"
+    assert not [text for text in told if "in the journal already" in text]
+
+
 def test_another_setting_has_another_journal(tmp_path):
     def name(**options):
         made = plan(tmp_path, **options)
@@ -261,6 +313,25 @@ def test_a_server_that_is_killed_and_comes_back_loses_nothing(pocket, tmp_path):
     assert talks(there) == talks(evaluated(tmp_path / "here", temperature=1.0))
 
 
+def test_a_server_with_too_little_room_is_refused_and_one_with_as_much_plays_as_here(pocket, tmp_path, capsys):
+    """Its own limit would hit the long episodes alone. Ours ends them, and then they count."""
+    limit, words = 190, ["--env", "SimpleSokoban", "--episodes", "6", "--samples", "1", "--temperature", "0"]
+    with Server(pocket, "pocket", max_model_len=limit) as server:
+        there = ["--api-base", server.base, "--api-model", "pocket", *words, "--output", str(tmp_path / "there")]
+        assert main(["eval", *there]) == 2
+        said = capsys.readouterr().err
+        assert f"has a context of {limit} tokens, and an episode may take 1024" in said and "Traceback" not in said
+        options = {
+            "words": [f"actor_rollout_ref.rollout.max_model_len={limit}", "agent_proxy.max_turn=5"],
+            "episodes": 6, "temperature": 0.0,
+        }  # fmt: skip
+        cut = evaluated(tmp_path / "cut", models=(ServerModel(server.base, "pocket", "NO_KEY"),), **options)
+    here = evaluated(tmp_path / "here", **options)
+    assert talks(cut) == talks(here) and cut.status == "finished"
+    assert cut.rows[0].measured == here.rows[0].measured
+    assert "max_length" in {line["metadata"]["ended_by"] for line in read_lines(cut.path)}
+
+
 UP = "Up.</think><answer>Up</answer>"
 
 
@@ -287,10 +358,16 @@ def test_failures_are_counted_and_never_scored(tmp_path):
         assert (result.status, len(row.outcomes), row.num_failed, row.num_left) == ("failed", 2, 1, 0)
         assert row.measured.num_levels == 2 and row.measured.num_episodes == 2
         assert "1 failed and not scored: a reply that ended by content_filter" in cells(row, result.rows)[-1]
+        # Two levels lost, one unknown: none to one of three won. By hand, Wilson's upper end of 1 of 3 is 0.7923.
+        assert cells(row, result.rows)[2] == "0.0 % [0.0, 79.2], 2 of 3 finished"
+        assert cells(row, result.rows)[3] == f"{row.measured.mean_return.value:.2f}"  # and no interval
+        for text in (result.path.with_suffix(".md").read_text(), result.report.read_text()):
+            assert "from all of them lost to all of them won" in text and "2 of 3 finished" in text
         assert len(read_lines(result.path)) == 2
         fails["now"], before = False, len(server.bodies)
         again = evaluated(tmp_path, **options)
         assert again.status == "finished" and len(again.rows[0].outcomes) == 3
+        assert "finished" not in result.path.with_suffix(".md").read_text()
         assert len({body["messages"][1]["content"] for body in server.bodies[before:]}) == 1
 
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from email.utils import formatdate
+from itertools import chain, repeat
 
 import pytest
 from hypothesis import given
@@ -249,19 +250,25 @@ def test_a_prompt_beyond_the_context_ends_the_episode(answers):
     assert talk.was_cut and len(talk.replies) == len(answers) - 1 and not talk.failure
 
 
-@pytest.mark.parametrize(("answers", "size"), [
-    ([too_long("too long")], ""),
-    ([too_long("more than this model's context of 1039")], " of 1039 tokens"),
+@pytest.mark.parametrize(("answers", "says"), [
+    ([too_long("too long")], "too little context (HTTP 400: too long"),
+    ([too_long("more than this model's context of 1039")], "a context of 1039 tokens"),
+    ([(400, {"error": {"message": "request (1100 tokens) exceeds the available context size (1024 tokens)"}})],
+     "a context of 1024 tokens"),
     ([(200, reply("x", usage=(900, 100))), too_long("This model's maximum context length is 512 tokens")],
-     " of 512 tokens"),
+     "a context of 512 tokens"),
 ])  # fmt: skip
-def test_a_server_with_too_little_context_is_no_lost_game(answers, size):
-    rest = iter(answers)
+def test_a_server_with_too_little_context_is_a_wrong_set_up(answers, says):
+    """Neither a lost game nor one failure after the other: long episodes would be missing, and no others."""
+    rest = chain(answers, repeat(answers[-1]))
     with scripted_server(lambda body: next(rest)) as server:
-        talk = Talk(turns=2)
-        engine_for(server).run([talk], SAMPLING)
-    assert not talk.was_cut
-    assert talk.failure.startswith(f"the server's context{size} is shorter than the 1040 of actor_rollout_ref.")
+        talks = [Talk(turns=2), Talk(turns=2)]
+        with pytest.raises(ConfigError) as refused:
+            engine_for(server, concurrency=1).run(talks, SAMPLING)
+    assert f"{server.base} has {says}" in str(refused.value)
+    assert "an episode may take 1040 (actor_rollout_ref.rollout.max_model_len)" in str(refused.value)
+    assert "ragen serve --max-model-len 1040" in str(refused.value)
+    assert not any(talk.was_cut or talk.failure for talk in talks)
 
 
 # --- errors that pass ---------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_a_dry_run_shows_what_follows():
     done = dry_run("bash scripts/runs/run_model_scaling.sh --models pocket,pocket-blank --gpus cpu")
     assert done.errors == (
         "then: ./ragen eval checkpoints/RAGEN/sokoban_pocket_ragen_main "
-        "checkpoints/RAGEN/sokoban_pocket_blank_ragen_main --max-turns=5,25 --with-base --keep-journal "
+        "checkpoints/RAGEN/sokoban_pocket_blank_ragen_main --max-turns=5,25 --with-base --keep-journal --replace "
         "--output=log/terminal 'output.filename=\"sokoban_model_scaling_eval\"' output.append_timestamp=False "
         "output.format=jsonl trainer.n_gpus_per_node=1 system.CUDA_VISIBLE_DEVICES=-1\n"
     )
@@ -169,6 +169,19 @@ def test_resumed_it_is_named_once(here, monkeypatch, played):
     assert Path("logs/stub.log").read_text().count("evaluation: ") == 1
     assert Path("logs/stub_eval.log").read_text().count("a table") == 2
     assert evaluation.evaluate(plan) == 0 and Path("logs/stub_eval.log").read_text().count("a table") == 1
+
+
+def test_an_experiment_that_starts_anew_keeps_the_older_evaluation(here, monkeypatch, played):
+    """As it does with the summary; resumed, the files are left to `ragen eval --replace`."""
+    plan, _ = ran(monkeypatch, {"a": [0]}, saved="a")
+    files = [Path(f"logs/stub_eval{ending}") for ending in (".jsonl", ".md", ".html")]
+    for number, resume in enumerate((True, False, False)):
+        for path in files:
+            path.write_text(f"{number}")
+        evaluation.evaluate(replace(plan, options=replace(plan.options, resume=resume)))
+        assert [path.exists() for path in files] == [resume] * 3
+    kept = [[path.with_name(f"{path.name}.{number}").read_text() for path in files] for number in (1, 2)]
+    assert kept == [["2"] * 3, ["1"] * 3]
 
 
 def test_where_nothing_was_trained_nothing_is_evaluated(here, monkeypatch, played, capsys):

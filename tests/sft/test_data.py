@@ -14,8 +14,10 @@ from ragen.config import derive
 from ragen.config.compose import resolve
 from ragen.env.registry import make
 from ragen.model.pocket.tokenizer import make_tokenizer
+from ragen.report.numbers import percent
 from ragen.sft import data as data_module
-from ragen.sft.data import Lesson, make_data, read_rows, write_data
+from ragen.sft.data import Lesson, make_data, read_rows, solve_levels, write_data
+from ragen.sft.run import describe
 from ragen.sft.tokens import answers_of, num_answers
 from ragen.sft.train import plan
 from ragen.typed import ConfigError
@@ -73,9 +75,48 @@ def test_no_level_is_in_two_sets(monkeypatch):
     assert not train & test and not (train | test) & validation
 
 
-def test_a_bandit_has_its_few_levels_everywhere():
+def test_no_level_of_any_evaluation_is_shown():
+    """On boards of nine cells, where equal levels come from many seeds; against a search by hand."""
+    board = ["env.env_kwargs.size=3", "training.val_data_num=5"]
+    asked = lesson(*board, environment="frozenlake", train_size=60, test_size=15)
+    env = make(asked.tag)
+    played = {env.reset(seed, split) for split in ("val", "test") for seed in range(123, 635)}
+    train, test, num_left_out = [], [], 0
+    for seed in range(100_000, 200_000):
+        [level] = solve_levels(asked, [seed])
+        seen = {env.reset(other, "sft") for other in train} if len(train) == 60 else set()
+        if not level.rows or level.start in played or level.start in seen:
+            num_left_out += 1
+        else:
+            (train if len(train) < 60 else test).append(seed)
+        if len(test) == 15:
+            break
+    data = make_data(asked)
+    assert (levels(data.train), levels(data.test), data.num_left_out) == (train, test, num_left_out)
+    assert data.shared == 0 and num_left_out > 50, "nearly half of the levels are played"
+    others = lesson(*board, "training.val_data_num=600", environment="frozenlake").validation_seeds
+    assert others == range(123, 723), "of more validation levels all are left out"
+
+
+def test_a_board_with_too_few_levels_keeps_back_only_those_of_its_own_validation(monkeypatch):
+    """A lake of four cells without holes has twelve levels, and evaluations play all of them."""
+    monkeypatch.setattr(data_module, "PATIENCE", 50)
+    asked = lesson(environment="frozenlake", train_size=200, test_size=0, validation_seeds=range(123, 124))
+    tag = replace(asked.tag, env_config=asked.tag.env_config | {"size": 2, "p": 1.0})
+    asked, env = replace(asked, tag=tag, validation_tag=tag), make(tag)
+    data = make_data(asked)
+    starts = {env.reset(seed, "sft") for seed in levels(data.train)}
+    assert len(starts) == 11 and env.reset(123, "val") not in starts
+    assert data.shared == 11 / 12 and min(levels(data.train)) == 100_050
+
+
+def test_a_bandit_has_its_few_levels_everywhere(tmp_path):
     data = make_data(lesson(environment="two_armed_bandit", train_size=8, test_size=3))
     assert (len(data.train), len(data.test), data.num_left_out) == (8, 3, 0)
+    assert data.shared > 0
+    assert f"{percent(data.shared)} of the levels that evaluations play are among those to train" in describe(
+        data, tmp_path
+    )
 
 
 def test_processes_change_nothing(monkeypatch):

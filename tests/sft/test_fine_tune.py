@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from recorded_runs import all_keys, reasons_without_effect, watched_configs
 from safetensors.torch import load_file
 from small import WORDS, config_of, fine_tuned
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragen.cli import main
-from ragen.config import derive
+from ragen.config import derive, unread
 from ragen.model.load import find_model, load_model
 from ragen.report.folder import RunFolder
 from ragen.report.html import write_report
@@ -327,7 +328,8 @@ def test_where_no_loss_is_finite_the_run_says_so(tmp_path):
         there.best_checkpoint()
 
 
-def test_the_verb_is_the_documented_command(capsys):
+def test_the_verb_is_the_documented_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     words = ["sokoban", *WORDS[1:], "--dry-run"]
     assert main(["sft", *words]) == 0
     by_verb = capsys.readouterr().out
@@ -337,6 +339,49 @@ def test_the_verb_is_the_documented_command(capsys):
         "\n#     ", " "
     )
     assert "adapters of rank 4 on pocket-blank" in by_verb
+
+
+@pytest.mark.parametrize("word", ["rl_or_sft=rl", "rl_or_sft=sft_then_rl", "+rl_or_sft='rl'", "~rl_or_sft"])
+def test_the_verb_does_nothing_else(capsys, word):
+    assert main(["sft", "sokoban", word, "--dry-run"]) == 2
+    assert f"{word}: ragen sft only fine-tunes; for other runs it is ragen train" in capsys.readouterr().err
+
+
+def test_the_kind_of_run_may_be_typed_besides(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sft", "sokoban", *WORDS, "--dry-run"]) == 0
+
+
+def test_the_plan_names_the_folder_that_is_taken(run, capsys):
+    assert main(["sft", "sokoban", *WORDS[1:], f"sft.output_dir={run.folder.parent}", "--dry-run"]) == 0
+    assert f"merged, in {run.folder.parent}-" in capsys.readouterr().out.replace("\n#     ", " ")
+
+
+def test_a_folder_in_use_is_avoided_with_the_key_of_fine_tuning(tmp_path, capsys):
+    words = ["sokoban", *WORDS[1:], "env.env_kwargs.cell_format=plain", f"sft.output_dir={tmp_path}"]
+    with RunFolder(tmp_path / "lora_weights").owned():
+        assert main(["sft", *words]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/lora_weights belongs to process" in said
+    assert "choose another folder with sft.output_dir." in said and "default_local_dir" not in said
+
+
+def test_a_key_is_read_or_says_that_it_is_not(tmp_path):
+    """What is read all the same: for which only an empty value is ever stored, or what no such run writes."""
+    harmless = {"trainer.total_training_steps", "trainer.gradient_analysis_only", "trainer.rollout_data_dir"}
+    elsewhere = {  # checked when the run is resolved, launched, or used in another kind of it
+        "rl_or_sft", "actor_rollout_ref.rollout.name", "agent_proxy.batch_adjust_mode", "trainer.project_name",
+        "trainer.default_local_dir", "trainer.n_gpus_per_node", "trainer.nnodes", "trainer.resume_from_path",
+        "ray_kwargs.ray_init", "sft.data_generation.prefix", "sft.frozenlake.size", "sft.frozenlake.p",
+        "sft.frozenlake.is_slippery",
+    }  # fmt: skip
+    with watched_configs() as readers:
+        config = config_of(f"sft.output_dir={tmp_path}", "sft.training.epochs=1")
+        readers.clear()
+        train_any(config)
+    said = {key for key in all_keys() if unread.reason(key, "sft")} | set(reasons_without_effect())
+    assert not said & set(readers) - harmless
+    assert set(all_keys()) - set(readers) - said <= elsewhere
 
 
 def test_help_fits_a_terminal(capsys, monkeypatch):

@@ -17,11 +17,14 @@ from ragen import cli
 from ragen.cli import main
 from ragen.config.compose import resolve
 from ragen.config.tree import leaves
+from ragen.config.unread import NOT_IN_SFT
 from ragen.report.folder import RunFolder
+from ragen.sft import place as sft_place
 from ragen.sft import run as sft_run
 from ragen.sft import then_rl
-from ragen.sft.place import ASIDE, NOT_READ, finished_output, place, tuning_config
+from ragen.sft.place import ASIDE, finished_output, place, planned_output, tuning_config
 from ragen.train import loop, train_any
+from ragen.train.resume import decide
 from ragen.typed import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +101,7 @@ def copied(done, here):
 
 def test_rl_starts_from_the_model_that_was_written(done):
     folder, merged = done.folder, f"{SFT}/merged_model"
-    assert models_of(folder / RL) == {merged}
+    assert models_of(folder / RL) == {str(folder / merged)}, "found from everywhere"
     assert settings(folder / RL)["rl_or_sft"] == "rl" and settings(folder / SFT / "lora_weights")["rl_or_sft"] == "sft"
     assert f"model: {merged} (reinforcement learning starts from it: pocket-blank, fine-tuned)" in done.notes
     lines = [line for line in done.output.splitlines() if line.startswith("run folder:")]
@@ -119,7 +122,7 @@ def test_actor_critic_and_reference_start_from_it(copied, monkeypatch):
     monkeypatch.setattr(then_rl, "tune", None)
     kl = ["actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.1"]
     train_any(config_of("algorithm.adv_estimator=gae", *kl, "trainer.total_training_steps=1"))
-    assert found == [f"{SFT}/merged_model"] * 3
+    assert found == [f"{copied}/{SFT}/merged_model"] * 3
 
 
 # --- going on -----------------------------------------------------------------------------------------------------
@@ -210,7 +213,7 @@ def test_other_settings_are_fine_tuned_beside_it_and_rl_starts_from_there(copied
     """The older model is not touched, and not taken."""
     before = (SFT / "merged_model/model.safetensors").read_bytes()
     run = train_any(config_of("sft.training.learning_rate=2e-3"))
-    assert run.folder == RL.with_name("small-2") and models_of(run.folder) == {f"{SFT}-2/merged_model"}
+    assert run.folder == RL.with_name("small-2") and models_of(run.folder) == {f"{copied}/{SFT}-2/merged_model"}
     assert (SFT / "merged_model/model.safetensors").read_bytes() == before
     assert (SFT.with_name("small-2") / "merged_model/model.safetensors").read_bytes() != before
     again = finished_output(tuning_config(config_of("sft.training.learning_rate=2e-3")))
@@ -246,7 +249,7 @@ def test_fine_tuning_reads_nothing_that_makes_no_other(here):
         config = tuning_config(config_of("sft.training.epochs=1"))
         readers.clear()
         sft_run.fine_tune(config)
-    assert {key for key in readers if key.startswith(NOT_READ)} <= harmless
+    assert {key for key in readers if key.startswith(NOT_IN_SFT)} <= harmless
     assert "sft.training.epochs" in readers
     assert all(any(key.startswith(start) for key in all_keys()) for start in ASIDE), "every beginning begins a key"
 
@@ -256,6 +259,102 @@ def test_what_rl_is_told_about_resuming_is_not_told_to_fine_tuning(here):
     analysed = ["trainer.gradient_analysis_mode=True", "trainer.gradient_analysis_only=True"]
     decision = place(tuning_config(config_of(*words, *analysed)))
     assert decision.folder.path == SFT / "lora_weights" and decision.checkpoint is None
+
+
+@pytest.mark.parametrize("stored", ["as it was", "from the current folder on", "elsewhere, and gone since"])
+def test_where_the_model_lies_makes_no_other_run(done, copied, stored):
+    """A copied checkout, a run that was stored with a relative path, a moved checkout."""
+    before, text = f"{done.folder}/{SFT}", (RL / "config.yaml").read_text()
+    after = {"as it was": before, "from the current folder on": str(SFT), "elsewhere, and gone since": f"/gone/{SFT}"}
+    (RL / "config.yaml").write_text(text.replace(before, after[stored]))
+    assert models_of(RL) == {f"{after[stored]}/merged_model"}
+    config = then_rl.training_config(config_of("trainer.total_training_steps=3"), SFT / "merged_model")
+    assert decide(config).folder.path == RL and decide(config).first_step == 3
+
+
+@pytest.mark.parametrize("other", ["other weights", "another number", "another folder"])
+def test_another_model_makes_another_run(copied, other):
+    model = {"another number": f"{SFT}-2/merged_model", "another folder": "models/mine/merged_model"}.get(other)
+    if other == "other weights":
+        (SFT / "merged_model/model.safetensors").write_bytes(b"others")
+    model = Path(model or SFT / "merged_model")
+    config = then_rl.training_config(config_of("trainer.total_training_steps=3"), model)
+    assert decide(config).folder.path == RL.with_name("small-2")
+
+
+# --- several at once ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy(copied):
+    """Another process is fine-tuning: as if this one were it. `finish()` ends that."""
+    folder = RunFolder(SFT / "lora_weights")
+    record = folder.finished_path.read_bytes()
+    folder.finished_path.unlink()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(folder.owned())
+
+        def finish():
+            folder.finished_path.write_bytes(record)
+            stack.close()
+
+        yield finish
+
+
+def test_who_comes_second_waits_for_the_model(busy, monkeypatch, capsys):
+    polls = []
+
+    def sleep(seconds):
+        polls.append(seconds)
+        if len(polls) == 3:
+            busy()
+
+    monkeypatch.setattr(sft_place.time, "sleep", sleep)
+    monkeypatch.setattr(then_rl, "tune", None)
+    monkeypatch.setattr(then_rl, "train", kill)
+    with pytest.raises(Killed):
+        train_any(config_of("actor_rollout_ref.actor.optim.lr=1e-5"))
+    said = capsys.readouterr().err
+    assert len(polls) == 3 and said.count(f"is at work in {SFT}/lora_weights: waiting for it") == 1
+    assert f"fine-tuning: finished already with these settings, in {SFT}\n" in said
+
+
+def test_ctrl_c_ends_the_waiting(busy, monkeypatch):
+    def pressed(seconds):
+        raise KeyboardInterrupt
+
+    shutil.rmtree(RL)
+    monkeypatch.setattr(sft_place.time, "sleep", pressed)
+    assert main(["train", *WORDS]) == 130 and not RL.exists()
+
+
+def test_of_two_that_begin_at_once_one_waits(busy, monkeypatch):
+    """Nobody is there when it looks; its levels are solved, and then the folder is another's."""
+    tries, tune = [], then_rl.tune
+    owners = iter([None, {"pid": 1, "host": "here"}, None])
+    monkeypatch.setattr(RunFolder, "live_owner", lambda folder: next(owners))
+    monkeypatch.setattr(sft_place.time, "sleep", lambda seconds: busy())
+    monkeypatch.setattr(then_rl, "tune", lambda tuning: (tries.append(tuning), tune(tuning))[1])
+    run = train_any(config_of(), stage="sft")
+    assert (run.folder, run.status, len(tries)) == (SFT / "lora_weights", "finished", 1)
+
+
+def test_other_settings_wait_only_until_the_first_has_recorded_a_step(busy, monkeypatch, capsys):
+    monkeypatch.setattr(sft_place.time, "sleep", kill)
+    other = tuning_config(config_of("sft.training.epochs=3"))
+    sft_place.wait_for_others(other)
+    assert place(other, is_planned=True).folder.path == Path(f"{SFT}-2/lora_weights") and not capsys.readouterr().err
+    with pytest.raises(Killed):
+        sft_place.wait_for_others(tuning_config(config_of()))
+
+
+def test_workers_are_started_once_nobody_else_is_at_work(busy, monkeypatch):
+    launched = []
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("ragen.train.launcher.launch", lambda *given: (launched.append(given), 0)[1])
+    monkeypatch.setattr(sft_place.time, "sleep", lambda seconds: (busy(), launched.append("waited")))
+    assert main(["train", *WORDS, "system.n_gpus=2"]) == 0
+    assert launched[0] == "waited" and len(launched) == 3
 
 
 # --- the words ----------------------------------------------------------------------------------------------------
@@ -323,6 +422,29 @@ def test_the_plan_shows_both_and_where_rl_starts(done, copied, capsys):
     assert f"rl: starts from {SFT}/merged_model" in plan()
 
 
+def test_the_plan_of_one_half(copied, capsys):
+    def plan(*words):
+        assert main(["train", *WORDS, *words, "--dry-run"]) == 0
+        return capsys.readouterr().out.partition("# notes:")[0].replace("\n#     ", " ")
+
+    tuning, training = plan("sft.training.epochs=3", "--stage", "sft"), plan("--stage", "rl")
+    assert "sft: training: 3 epochs" in tuning and "rl: " not in tuning and "training levels" not in tuning
+    assert f"rl: starts from {SFT}/merged_model\n" in training and "sft: " not in training
+    early = plan("sft.training.epochs=3", "--stage", "rl")
+    assert f"rl: starts from {SFT}-2/merged_model, which is not there yet: --stage sft comes first\n" in early
+
+
+def test_without_its_merged_model_plan_and_run_go_elsewhere(copied, monkeypatch):
+    """A finished run without the model is left alone like any other."""
+    shutil.rmtree(SFT / "merged_model")
+    monkeypatch.setattr(then_rl, "train", kill)
+    assert planned_output(config_of()) == (Path(f"{SFT}-2"), False)
+    with pytest.raises(Killed):
+        train_any(config_of())
+    assert Path(f"{SFT}-2/merged_model").exists() and not (SFT / "merged_model").exists()
+    assert planned_output(config_of()) == (Path(f"{SFT}-2"), True)
+
+
 def test_a_plan_loads_no_torch(here):
     code = "import sys; from ragen.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     words = ["train", *WORDS, "--dry-run"]
@@ -360,9 +482,12 @@ def test_workers_of_torchrun_take_one_half_at_a_time(monkeypatch):
         train_any(config_of())
 
 
-def test_other_runs_have_no_stages(capsys):
-    assert main(["train", "sokoban", "model_path=pocket", "--stage", "sft"]) == 2
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_other_runs_have_no_stages(capsys, more):
+    assert main(["train", "sokoban", "model_path=pocket", "--stage", "sft", *more]) == 2
     assert "there is but one stage with rl_or_sft=rl" in capsys.readouterr().err
+    assert main(["sft", "sokoban", "--stage", "rl", *more]) == 2
+    assert "there is but one stage with rl_or_sft=sft" in capsys.readouterr().err
 
 
 def test_the_command_that_takes_less_memory_is_the_whole_one():

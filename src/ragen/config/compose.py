@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ragen.config import default_model, derive, devices, embedded, keys, v1
+from ragen.config import default_model, derive, devices, embedded, keys, unread, v1
 from ragen.config.layers import Layers
 from ragen.config.recipe import compose_recipe
 from ragen.config.schema import Config
@@ -24,7 +24,6 @@ from ragen.config.words import COMMAND_LINE, Typed, read_variables, read_words, 
 from ragen.typed import ConfigError, shown
 
 BASE_MODEL = "sft.training.base_model"
-MODELS = ("model_path", "actor_rollout_ref.model.path", "critic.model.path")
 USE_REF = "actor_rollout_ref.actor.use_ref"
 USE_KL_LOSS, KL_COEF = "actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef"
 
@@ -38,6 +37,13 @@ class Resolved:
     origins: dict[str, str]  # dotted key -> origin, for every value that is not the default
     no_effect: dict[str, str]  # keys that the user set and that change nothing -> why
     notes: list[str]  # what is allowed and probably not meant
+
+    def no_effect_lines(self) -> list[str]:
+        """`no_effect` in words: one line for each reason."""
+        names: dict[str, list[str]] = {}
+        for name, why in self.no_effect.items():
+            names.setdefault(why, []).append(name)
+        return [f"{', '.join(found)}: {why}" for why, found in names.items()]
 
 
 def resolve(
@@ -73,12 +79,14 @@ def resolve(
 
     config = tree.build()
     notes = validate(config, tree.name)
-    origins = tree.origins() | _derive_use_ref(tree, config)
+    recipe_keys = [*tree.recipe_keys(f"recipe {recipe}")]
+    no_effect = _without_effect([*variables, *typed], recipe_keys, assigned, config.rl_or_sft)
+    origins = _marked(tree.origins(), assigned, no_effect, config.rl_or_sft) | _derive_use_ref(tree, config)
     return Resolved(
         config=config,
         start=f"environment {environment} (v1 defaults)" if environment else f"recipe {recipe}",
         origins=origins,
-        no_effect=_without_effect([*variables, *typed], [*tree.recipe_keys(f"recipe {recipe}")], assigned),
+        no_effect=no_effect,
         notes=notes + ([] if environment else _unused_variables(environ)),
     )
 
@@ -115,8 +123,8 @@ def _apply(tree: Layers, layer: Iterable[Typed], environment: str | None) -> dic
 
 def _name_one_model(tree: Layers, assigned: Mapping[str, Typed], recipe_keys: Iterable[str]) -> None:
     """With `rl_or_sft=sft_then_rl` one model is fine-tuned, and RL starts from the result: name it under any key."""
-    named = [key for key in (BASE_MODEL, *MODELS) if key in assigned]
-    named = named or [key for key in (BASE_MODEL, *MODELS) if key in recipe_keys] or [BASE_MODEL]
+    named = [key for key in (BASE_MODEL, *derive.MODELS) if key in assigned]
+    named = named or [key for key in (BASE_MODEL, *derive.MODELS) if key in recipe_keys] or [BASE_MODEL]
     config, first = tree.build(), named[0]
     model = value_at(config, first)
     for key in named[1:]:
@@ -126,7 +134,7 @@ def _name_one_model(tree: Layers, assigned: Mapping[str, Typed], recipe_keys: It
                 f"rl_or_sft=sft_then_rl there is one model, which is fine-tuned and then trained; name it once, as "
                 f"{BASE_MODEL}"
             )
-    for key in (BASE_MODEL, *MODELS):  # paths that follow `model_path` come after it
+    for key in (BASE_MODEL, *derive.MODELS):  # paths that follow `model_path` come after it
         if value_at(tree.build(), key) != model:
             tree.set(key, model, f"derived: {tree.name(first)}, with rl_or_sft=sft_then_rl")
 
@@ -267,14 +275,27 @@ def _derive_use_ref(tree: Layers, config: Config) -> dict[str, str]:
 # --- what changes nothing -----------------------------------------------------------------------------------------
 
 
-def _without_effect(typed: list[Typed], recipe_keys: list[str], assigned: Mapping[str, Typed]) -> dict[str, str]:
-    found = {item.name: keys.no_effect(item.key) for item in typed if not item.delete}
+def _without_effect(
+    typed: list[Typed], recipe_keys: list[str], assigned: Mapping[str, Typed], rl_or_sft: str
+) -> dict[str, str]:
+    found = {item.name: unread.reason(item.key, rl_or_sft) for item in typed if not item.delete}
     found |= {key: keys.no_effect(key) for key in recipe_keys}
-    steps = assigned.get("trainer.total_training_steps")
+    steps = assigned.get(unread.BUDGET)
     for item in typed:
-        if item.key == "training.total_epochs" and steps is not None:
+        if item.key == "training.total_epochs" and steps is not None and rl_or_sft != "sft":
             found[item.name] = f"{steps.name} is given"
     return {name: reason for name, reason in found.items() if reason}
+
+
+def _marked(
+    origins: dict[str, str], assigned: Mapping[str, Typed], no_effect: Mapping[str, str], rl_or_sft: str
+) -> dict[str, str]:
+    """The origins of values, where those that change nothing are said to."""
+    idle = [key for key in origins if key in assigned and assigned[key].name in no_effect]
+    marked = origins | {key: f"{origins[key]}, without effect" for key in idle}
+    if rl_or_sft == "sft":
+        marked[unread.BUDGET] = "without effect: the data and sft.training.epochs decide"
+    return marked
 
 
 def _unused_variables(environ: Mapping[str, str]) -> list[str]:

@@ -97,6 +97,7 @@ def is_analysis_step(config: Config, step: int) -> bool:
     return config.trainer.gradient_analysis_mode and every > 0 and (step - 1) % every == 0
 
 
+MODELS = ("model_path", "actor_rollout_ref.model.path", "critic.model.path")  # keys that name the model of a run of RL
 SFT_ENV_TYPES = {"sokoban": "sokoban", "frozen_lake": "frozenlake", "two_armed_bandit": "two_armed_bandit"}
 
 

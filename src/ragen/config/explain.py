@@ -24,12 +24,13 @@ LAST_SECTIONS = ("custom_envs", "sft")
 COMMENT_WIDTH = 100
 
 
-def explain(resolved: Resolved) -> str:
+def explain(resolved: Resolved, stage: str | None = None) -> str:
+    """The plan of a run; of one half of `rl_or_sft=sft_then_rl` if a stage, `sft` or `rl`, is named."""
     lines = [f"# start: {_one_line(resolved.start)}"]
     for title, section in (
-        ("derived", list(derived_lines(resolved.config))),
+        ("derived", list(derived_lines(resolved.config, stage))),
         ("notes", resolved.notes),
-        ("keys without effect", [f"{key}: {reason}" for key, reason in resolved.no_effect.items()]),
+        ("keys without effect", resolved.no_effect_lines()),
     ):
         lines += ["", f"# {title}:", *(row for line in section or ["none"] for row in _comment(line))]
     lines += ["", "# A value that is not the default says where it came from.", ""]
@@ -56,15 +57,15 @@ def _reading_order(config: Config) -> dict[str, Any]:
     return dict(sorted(tree.items(), key=lambda entry: entry[0] in LAST_SECTIONS))
 
 
-def derived_lines(config: Config) -> Iterator[str]:
+def derived_lines(config: Config, stage: str | None = None) -> Iterator[str]:
     """What the numbers of the tree amount to."""
     if config.rl_or_sft == "sft":
-        yield from fine_tuning_lines(config, PurePath(config.sft.output_dir))
+        yield from fine_tuning_lines(config)
     elif config.rl_or_sft == "sft_then_rl":
-        yield from both_lines(config)
+        yield from stage_lines(config, stage)
     else:
         yield from training_lines(config)
-    yield from success_lines(config)
+    yield from success_lines(config, has_training="sft" not in (config.rl_or_sft, stage))
 
 
 def training_lines(config: Config) -> Iterator[str]:
@@ -84,17 +85,19 @@ def training_lines(config: Config) -> Iterator[str]:
     yield from adapter_lines(config)
 
 
-def both_lines(config: Config) -> Iterator[str]:
-    """Fine-tuning, what it hands on, and reinforcement learning, in the order in which they happen."""
+def stage_lines(config: Config, stage: str | None) -> Iterator[str]:
+    """Fine-tuning, what it hands on, and reinforcement learning, in the order in which they happen; or one of them."""
     from ragen.sft.place import MERGED, planned_output
 
     output, is_finished = planned_output(config)
-    if is_finished:
+    if stage != "rl" and is_finished:
         yield f"sft: finished already with these settings, in {output}"
-    else:
-        yield from (f"sft: {line}" for line in fine_tuning_lines(config, output))
-    yield f"rl: starts from {output / MERGED}"
-    yield from (f"rl: {line}" for line in training_lines(config))
+    elif stage != "rl":
+        yield from (f"sft: {line}" for line in fine_tuning_lines(config))
+    if stage != "sft":
+        comes_first = stage == "rl" and not is_finished
+        yield f"rl: starts from {output / MERGED}" + (", which is not there yet: --stage sft comes first" * comes_first)
+        yield from (f"rl: {line}" for line in training_lines(config))
 
 
 def adapter_lines(config: Config) -> Iterator[str]:
@@ -108,8 +111,11 @@ def adapter_lines(config: Config) -> Iterator[str]:
             yield f"{who}: only an adapter is trained, rank {model.lora_rank}, alpha {model.lora_alpha}, on {targets}"
 
 
-def fine_tuning_lines(config: Config, output: PurePath) -> Iterator[str]:
+def fine_tuning_lines(config: Config) -> Iterator[str]:
     """What supervised fine-tuning does, in its order."""
+    from ragen.sft.place import MERGED, planned_output
+
+    output, _ = planned_output(config)
     data, training = config.sft.data_generation, config.sft.training
     rank, tag = training.lora_rank, config.es_manager.val.env_configs.tags[0]
     yield (
@@ -121,12 +127,15 @@ def fine_tuning_lines(config: Config, output: PurePath) -> Iterator[str]:
         + (f"adapters of rank {rank} on {training.base_model}" if rank else f"all weights of {training.base_model}")
         + f", in {output / PurePath(derive.sft_folder(config)).name}"
     )
-    yield f"result: the epoch with the lowest loss on the test levels, merged, in {output / 'merged_model'}"
+    yield f"result: the epoch with the lowest loss on the test levels, merged, in {output / MERGED}"
     yield f"validation of the result by rollouts: {_episodes(config.es_manager.val)}"
 
 
-def success_lines(config: Config) -> Iterator[str]:
-    """What random and what perfect play reach in this setting: every result stands between the two."""
+def success_lines(config: Config, has_training: bool) -> Iterator[str]:
+    """What random and what perfect play reach in this setting: every result stands between the two.
+
+    With training on levels of the same tag, also how many of the validation levels are among those.
+    """
     first = config.seed.val
     for tag, size in zip(
         config.es_manager.val.env_configs.tags, config.es_manager.val.env_configs.n_groups, strict=True
@@ -146,7 +155,7 @@ def success_lines(config: Config) -> Iterator[str]:
         for player, reason in players.items():
             if isinstance(reason, str):
                 yield f"{tag}: {player}: not computed, because {reason}"
-        if tag in config.es_manager.train.env_configs.tags and config.rl_or_sft != "sft":
+        if has_training and tag in config.es_manager.train.env_configs.tags:
             yield f"{tag}: {_overlap(config, env, seeds[:MAX_LEVELS])}"
 
 

@@ -35,8 +35,8 @@ STOP_FIELDS = {"stop": [ANSWER_END], "include_stop_str_in_output": True}
 PREFILL_WORDS = (*PREFILL_FIELDS, "prefill", "assistant", "last message", "final message")
 STOP_WORDS = tuple(STOP_FIELDS)
 
-TOO_LONG = ("context_length_exceeded", "maximum context length", "context length", "too many tokens")
-SERVER_LIMIT = re.compile(r"context(?: length)?(?: is| of)? (\d+)")  # as servers say it when they refuse
+TOO_LONG = ("context_length_exceeded", "context length", "context size", "too many tokens")
+SERVER_LIMIT = re.compile(r"context(?: length| size)?(?: is| of)? \(?(\d+)")  # as servers say it when they refuse
 CHARACTERS_A_TOKEN = 3  # where a server does not count: rather too many tokens than too few
 
 
@@ -191,15 +191,17 @@ class ServerEngine:
         return None
 
     def _end_too_long(self, conversation: ServedConversation, said: str, num_known: int, sampling: Sampling) -> None:
-        """A prompt beyond our own limit is the end of an episode; one that only the server has no room for is not."""
+        """A prompt beyond our own limit is the end of an episode. One that only the server has no room for is none: it
+        would hit every long episode, and those alone, so that what is left is no fair sample of the levels."""
         ours = self.max_prompt_tokens + sampling.max_tokens
         found = SERVER_LIMIT.search(said.lower())
         if num_known > self.max_prompt_tokens or (found and int(found[1]) >= ours):
             return conversation.cut()
-        size = f" of {found[1]} tokens" if found else ""
-        return conversation.fail(
-            f"the server's context{size} is shorter than the {ours} of actor_rollout_ref.rollout.max_model_len: give "
-            "the server a longer one, or this key what it has"
+        size = f"has a context of {found[1]} tokens" if found else f"has too little context ({said})"
+        raise ConfigError(
+            f"{self.client.base} {size}, and an episode may take {ours} (actor_rollout_ref.rollout.max_model_len): "
+            f"start the server with {ours} or more (`ragen serve --max-model-len {ours}`), or let episodes end earlier "
+            f"with actor_rollout_ref.rollout.max_model_len={found[1] if found else 'N'}"
         )
 
     def _stop_if_hopeless(self, error: Refused) -> None:

@@ -20,11 +20,12 @@ from ragen.evaluate import models as named
 from ragen.evaluate.setting import Setting, Wanted, quoted, settings
 from ragen.typed import ConfigError, RunFailed
 
+FRESH = "--fresh"
 STATUSES = {"finished": 0, "failed": 1, "stopped": 3}
 EXAMPLES = """a model is
   a Hugging Face folder or hub name, pocket, a checkpoint (.../global_step_200),
-  a run folder (its newest checkpoint), or the summary log of an experiment (the
-  newest checkpoint of each of its runs)
+  a run folder (its newest checkpoint; of fine-tuning what it has merged), or the
+  summary log of an experiment (the same of each of its runs)
 
 examples:
   ragen eval pocket
@@ -60,13 +61,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--output", metavar="DIR", help="where results go (output.dir, default results/eval)")
     made.add_argument("--token-ids", action="store_true", help="token ids and log-probs in the JSON lines too")
     made.add_argument("--no-report", action="store_true", help="write no page and no Markdown table")
-    made.add_argument("--fresh", action="store_true", help="forget what an interrupted evaluation has finished")
+    made.add_argument(FRESH, action="store_true", help="forget what an interrupted evaluation has finished")
     made.add_argument(
         "--with-base", action="store_true", help="also the models that the runs of checkpoints began from"
     )
     made.add_argument(
         "--keep-journal", action="store_true", help="do not play again in a later call, of more models say"
     )
+    made.add_argument("--replace", action="store_true", help="write over another evaluation of the same file name")
     made.add_argument("--dry-run", action="store_true", help="say what would be done and stop")
     server = made.add_argument_group("models behind an OpenAI-compatible server")
     server.add_argument("--api-base", metavar="URL", help="such as http://127.0.0.1:8000/v1")
@@ -99,7 +101,8 @@ def command(arguments: Sequence[str], caller: str = "") -> int:
 def _meant(word: str, caller: str) -> str:
     """A folder or a summary log of the user's; overrides and other names of models stay as they are."""
     there = from_caller(word, caller)
-    return there if caller and not _is_override(word) and os.path.exists(there) else word
+    is_there = os.path.exists(there) or (named.is_path(word) and not os.path.exists(word))
+    return there if caller and not _is_override(word) and is_there else word
 
 
 def read(options: argparse.Namespace) -> tuple[Wanted, list[str]]:
@@ -185,7 +188,8 @@ def describe(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespa
     num = sum(envs.env_configs.n_groups) * envs.group_size
     turns = ", ".join(str(setting.max_turn) for setting in found)
     path = output_path(config.output, datetime.now())
-    taken = "; with a number, if that is another evaluation's" if path.exists() else ""
+    if_taken = "whatever it holds is replaced" if options.replace else "with a number, if that is another evaluation's"
+    taken = f"; {if_taken}" if path.exists() else ""
     lines = [
         f"models: {', '.join(model.label for model in wanted.models)}",
         f"setting: {found[0].start}",
@@ -219,8 +223,17 @@ def _run(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespace, 
         options.max_tokens,
         not options.no_prefill,
     )
-    plan = Plan(wanted, found, server, options.token_ids, options.fresh, not options.no_report, options.keep_journal)
-    again = f"what was finished is kept; the same command goes on: ./ragen eval {shlex.join(arguments)}"
+    plan = Plan(
+        wanted,
+        found,
+        server,
+        token_ids=options.token_ids,
+        fresh=options.fresh,
+        page=not options.no_report,
+        keep_journal=options.keep_journal,
+        replaces=options.replace,
+    )
+    again = how_to_go_on(arguments)
     try:
         result = evaluate(plan)
     except KeyboardInterrupt:
@@ -233,5 +246,12 @@ def _run(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespace, 
     if result.report is not None:
         print(f"report: {result.report}")
     if result.status != "finished":
-        print(again.replace("--fresh", "").replace("  ", " "), file=sys.stderr)
+        print(again, file=sys.stderr)
     return STATUSES[result.status]
+
+
+def how_to_go_on(arguments: Sequence[str]) -> str:
+    """What was asked to begin anew has begun: asked so again, it would forget what it has finished."""
+    words, is_fresh = [word for word in arguments if word != FRESH], FRESH in arguments
+    command = f"the same command{f' without {FRESH}' if is_fresh else ''}"
+    return f"what was finished is kept; {command} goes on: ./ragen eval {shlex.join(words)}"

@@ -1,11 +1,15 @@
 """What episodes amount to: success, pass@k, return, turns, tokens and invalid replies, each with a 95 % interval.
 
-    measured = measure(outcomes)
+    measured = measure(outcomes, asked={123: 16, 124: 16})             # level -> episodes that there should be
     measured.success, measured.pass_at[16], measured.mean_return       # Estimate(value, low, high)
-    difference(outcomes_of_one, outcomes_of_other)                     # on the levels that both have played
+    difference(outcomes_of_one, outcomes_of_other, asked)              # on the same levels
 
-Samples of one level are no independent trials: what counts as one observation is a level. An episode that could not be
-played (a server that failed) is no outcome: it is counted elsewhere, and never as a zero.
+Samples of one level are no independent trials: what counts as one observation is a level.
+
+An episode that could not be played to its end (a server that failed, a budget that was spent) is no outcome, and never
+a zero. But it is not missing by chance either: what takes long is often lost. So where episodes are missing, the
+interval of a success reaches from the lower end that it has with all of them lost to the upper end with all of them
+won, and means of other things, which nothing bounds, have no interval.
 
 Pure Python.
 """
@@ -22,6 +26,9 @@ from ragen.report.statistics import Difference, Interval, Z, paired_difference, 
 SAME = 1e-9  # shares that differ by less do so by rounding
 # Student's 97.5 % quantiles for 1, 2, … degrees of freedom; beyond them the formula is right to the second digit.
 T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+Wins = Mapping[int, Sequence[bool]]  # level -> whether each of its episodes was won
 
 
 class Estimate(NamedTuple):
@@ -70,25 +77,36 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
     )
 
 
-def measure(outcomes: Sequence[Outcome]) -> Measured | None:
-    """All numbers of one model in one environment; None where nothing was played."""
+def measure(outcomes: Sequence[Outcome], asked: Mapping[int, int] | None = None) -> Measured | None:
+    """All numbers of one model in one environment; None where nothing was played. Without `asked` none is missing."""
     if not outcomes:
         return None
-    levels = by_level(outcomes)
+    levels, wins = by_level(outcomes), wins_of(outcomes)
+    lost, won = (completed(wins, asked, end) for end in (False, True))
+
+    def known(found: Estimate) -> Estimate:
+        return found if lost == won else Estimate(found.value, None, None)
+
     tokens = [outcome.num_tokens for outcome in outcomes]
     return Measured(
         num_levels=len(levels),
         num_episodes=len(outcomes),
-        success=rate([fmean(item.success for item in level) for level in levels.values()]),
-        pass_at={k: estimate for k in ks_of(levels) if (estimate := pass_rate(levels, k)) is not None},
-        mean_return=mean([fmean(item.score for item in level) for level in levels.values()]),
-        turns=count([fmean(item.num_turns for item in level) for level in levels.values()]),
+        success=_between(success_rate(wins), success_rate(lost), success_rate(won)),
+        pass_at={
+            k: _between(pass_rate(wins, k), pass_rate(lost, k), pass_rate(won, k))
+            for k in ks_of(won)
+            if any(len(level) >= k for level in wins.values())
+        },
+        mean_return=known(mean([fmean(item.score for item in level) for level in levels.values()])),
+        turns=known(count([fmean(item.num_turns for item in level) for level in levels.values()])),
         tokens=None
         if None in tokens
-        else count([fmean(item.num_tokens for item in level) for level in levels.values()]),
-        invalid=ratio(
-            [sum(item.num_invalid for item in level) for level in levels.values()],
-            [sum(item.num_turns for item in level) for level in levels.values()],
+        else known(count([fmean(item.num_tokens for item in level) for level in levels.values()])),
+        invalid=known(
+            ratio(
+                [sum(item.num_invalid for item in level) for level in levels.values()],
+                [sum(item.num_turns for item in level) for level in levels.values()],
+            )
         ),
     )
 
@@ -98,6 +116,26 @@ def by_level(outcomes: Sequence[Outcome]) -> dict[int, list[Outcome]]:
     for outcome in outcomes:
         levels.setdefault(outcome.seed, []).append(outcome)
     return levels
+
+
+# --- what is missing ----------------------------------------------------------------------------------------------
+
+
+def wins_of(outcomes: Sequence[Outcome]) -> Wins:
+    return {seed: [outcome.success for outcome in level] for seed, level in by_level(outcomes).items()}
+
+
+def completed(wins: Wins, asked: Mapping[int, int] | None, end: bool) -> Wins:
+    """The same with every missing episode won, or lost."""
+    if asked is None:
+        return wins
+    played = {seed: wins.get(seed, []) for seed in asked}
+    return {seed: [*level, *[end] * (asked[seed] - len(level))] for seed, level in played.items()}
+
+
+def _between(found: Estimate, lost: Estimate, won: Estimate) -> Estimate:
+    """What was found on the levels that can tell, or the nearest value that the others leave possible."""
+    return Estimate(min(max(found.value, lost.value), won.value), lost.low, won.high)
 
 
 # --- pass@k -------------------------------------------------------------------------------------------------------
@@ -116,21 +154,22 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     return 1.0 - comb(num_samples - num_correct, k) / comb(num_samples, k)
 
 
-def ks_of(levels: Mapping[int, Sequence[Outcome]]) -> list[int]:
+def ks_of(wins: Wins) -> list[int]:
     """1, 2, 4, … and the number of samples that most levels have."""
-    ((most, _),) = Counter(len(level) for level in levels.values()).most_common(1)
+    ((most, _),) = Counter(len(level) for level in wins.values()).most_common(1)
     return sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
 
 
-def pass_rate(levels: Mapping[int, Sequence[Outcome]], k: int) -> Estimate | None:
-    """Over the levels that have k samples; None where none has."""
-    values = [
-        pass_at_k(len(level), sum(item.success for item in level), k) for level in levels.values() if len(level) >= k
-    ]
-    return rate(values) if values else None
+def pass_rate(wins: Wins, k: int) -> Estimate:
+    """Over the levels that have k samples."""
+    return rate([pass_at_k(len(level), sum(level), k) for level in wins.values() if len(level) >= k])
 
 
 # --- intervals ----------------------------------------------------------------------------------------------------
+
+
+def success_rate(wins: Wins) -> Estimate:
+    return rate([fmean(level) for level in wins.values()])
 
 
 def rate(values: Sequence[float]) -> Estimate:
@@ -182,20 +221,35 @@ def quantile(degrees: int) -> float:
 # --- differences --------------------------------------------------------------------------------------------------
 
 
-def difference(before: Sequence[Outcome], after: Sequence[Outcome]) -> Difference | None:
+def difference(
+    before: Sequence[Outcome], after: Sequence[Outcome], asked: Mapping[int, int] | None = None
+) -> Difference | None:
     """How much success differs on the levels that both have played; None where there are none.
+
+    Where some of `asked` is missing, the ends are those with all of it lost by the one and won by the other.
+    """
+    old, new = wins_of(before), wins_of(after)
+    found = paired(old, new)
+    worst = paired(completed(old, asked, True), completed(new, asked, False))
+    best = paired(completed(old, asked, False), completed(new, asked, True))
+    if found is None or worst is None or best is None:
+        return None
+    return found._replace(mean=min(max(found.mean, worst.mean), best.mean), low=worst.low, high=best.high)
+
+
+def paired(old: Wins, new: Wins) -> Difference | None:
+    """The change on the levels that both have; None where there are none.
 
     With one sample for each level this is `statistics.paired_difference`; with several, Student's interval of the
     differences of the levels' rates. Where these are all the same, their spread says nothing: the interval is then
     that of `paired_difference` with a level as one observation, and all that is possible for a single level.
     """
-    old, new = by_level(before), by_level(after)
     shared = sorted(old.keys() & new.keys())
     if not shared:
         return None
     if all(len(old[seed]) == len(new[seed]) == 1 for seed in shared):
-        return paired_difference([old[seed][0].success for seed in shared], [new[seed][0].success for seed in shared])
-    changes = [fmean(x.success for x in new[seed]) - fmean(x.success for x in old[seed]) for seed in shared]
+        return paired_difference([old[seed][0] for seed in shared], [new[seed][0] for seed in shared])
+    changes = [fmean(new[seed]) - fmean(old[seed]) for seed in shared]
     value, low, high = mean(changes)
     if low is None or high is None:
         low, high = -1.0, 1.0

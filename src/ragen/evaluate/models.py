@@ -1,6 +1,7 @@
-"""Whom to evaluate: a folder, a checkpoint, the newest checkpoint of a run, a model's name, or a server.
+"""Whom to evaluate: a folder, a checkpoint, what a run has made, a model's name, or a server.
 
     local_model("pocket"), local_model("checkpoints/RAGEN/pocket-sokoban/global_step_150")
+    local_model("models/sft")                                                   # what fine-tuning made: merged_model
     models_of_experiment(Path("log/terminal/sokoban_model_scaling.log"))       # the newest of each of its runs
     with_bases([local_model("checkpoints/RAGEN/pocket-sokoban")])               # and before it what the run began from
     ServerModel("http://127.0.0.1:8000/v1", "pocket", "OPENAI_API_KEY")
@@ -9,17 +10,22 @@ Nothing heavy is imported: what is named is only looked for on disk.
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from ragen.config.embedded import NAMES as EMBEDDED
 from ragen.report.folder import RunFolder
+from ragen.sft.place import MERGED
 from ragen.train import manifest
 from ragen.typed import ConfigError
 
 WEIGHTS = ("*.safetensors", "*.json")
+MODEL_FILES = ("config.json", "adapter_config.json")
+CHECKPOINT = re.compile(r"global_step_\d+")
 
 
 @dataclass(frozen=True)
@@ -73,21 +79,70 @@ def local_model(name: str) -> LocalModel:
     """The model that a word of the command line means. A folder that holds no model is refused."""
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        if name.startswith(("/", ".", "~")):
-            raise ConfigError(f"model {name}: no such folder")
+        if is_path(name):
+            raise ConfigError(f"model {name}: no such folder{_near(folder)}")
         return LocalModel(name, name.rsplit("/", 1)[-1])
-    if (folder / "config.json").exists() or (folder / "adapter_config.json").exists():
-        is_actor = folder.name == "actor" and folder.parent.name.startswith("global_step_")
-        return _of_checkpoint(folder.parent) if is_actor else LocalModel(str(folder), folder.resolve().name)
+    if _holds_model(folder):
+        is_actor = folder.name == "actor" and CHECKPOINT.fullmatch(folder.parent.name)
+        return _of_checkpoint(folder.parent) if is_actor else _of_model_folder(folder)
     if (folder / "actor").is_dir():
         return _of_checkpoint(folder)
-    newest = newest_checkpoint(folder)
-    if newest is not None:
-        return _of_checkpoint(newest)
+    if _holds_model(folder / MERGED):
+        return _of_model_folder(folder / MERGED)
+    found = model_of_run(folder)
+    if found is not None:
+        return found
     raise ConfigError(
         f"model {name}: the folder holds neither a Hugging Face model (config.json), nor a checkpoint (actor/), nor a "
         "run with checkpoints (global_step_*)"
     )
+
+
+def is_path(name: str) -> bool:
+    """Whether a name can only be that of a folder: the hub has an owner and a name, and no checkpoints."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or any(map(CHECKPOINT.fullmatch, Path(name).parts))
+
+
+def _near(folder: Path) -> str:
+    """The end of a message about a folder that is not there: what is there in its place."""
+    there = next(parent for parent in folder.parents if parent.is_dir())
+    part = folder.relative_to(there).parts[0]
+    is_step = CHECKPOINT.fullmatch(part)
+    others = manifest.checkpoints(there) if is_step else [path for path in there.iterdir() if path.is_dir()]
+    names = [path.name for path in others if not path.name.startswith(".")]
+    near = ", ".join(get_close_matches(part, names, n=5, cutoff=0.0))
+    return f"; {there} has {near or ('no checkpoint' if is_step else 'no folder')}, and no {part}"
+
+
+def _holds_model(folder: Path) -> bool:
+    return any((folder / name).exists() for name in MODEL_FILES)
+
+
+def _of_model_folder(folder: Path) -> LocalModel:
+    """A model by itself, or what a fine-tuning run has put beside its own folder."""
+    place = folder.resolve()
+    run = tuning_run(place.parent) if place.name == MERGED else None
+    return LocalModel(str(folder), place.name if run is None else f"{place.parent.name}/{MERGED}", run)
+
+
+def tuning_run(output: Path) -> Path | None:
+    """The run folder of fine-tuning in its output folder (`sft.output_dir`)."""
+    runs = [path.parent for path in sorted(output.glob("*/config.yaml")) if _is_tuning(path.parent)]
+    return runs[0].resolve() if runs else None
+
+
+def _is_tuning(run: Path) -> bool:
+    return RunFolder(run).read_config().get("rl_or_sft") == "sft"
+
+
+def model_of_run(run: Path) -> LocalModel | None:
+    """What finished fine-tuning has merged, which is the best of its checkpoints; of any other run the newest one."""
+    merged = run.resolve().parent / MERGED
+    has_finished = (RunFolder(run).read_finished() or {}).get("status") == "finished"
+    if has_finished and _holds_model(merged) and _is_tuning(run):
+        return _of_model_folder(merged)
+    newest = newest_checkpoint(run)
+    return None if newest is None else _of_checkpoint(newest)
 
 
 def newest_checkpoint(run: Path) -> Path | None:
@@ -97,7 +152,7 @@ def newest_checkpoint(run: Path) -> Path | None:
 
 
 def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: None) -> list[LocalModel]:
-    """The newest checkpoint of every run of an experiment, which is named by its summary log.
+    """What every run of an experiment has made; the experiment is named by its summary log.
 
     Runs that have none are noted: they are not done, or have saved nothing.
     """
@@ -109,11 +164,11 @@ def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: N
     found, without = [], []
     for setting in read_study(record_path(log)).settings:
         for trial in setting.trials:
-            newest = newest_checkpoint(trial.run.folder.path)
-            if newest is None:
+            model = model_of_run(trial.run.folder.path)
+            if model is None:
                 without.append(trial.cell.name)
             else:
-                found.append(_of_checkpoint(newest))
+                found.append(model)
     said = f"{log}: no checkpoint of {', '.join(without)}"
     if not found:
         raise ConfigError(f"{said}. Run it with `-- trainer.save_freq=N`, or name the models one by one")
@@ -124,7 +179,7 @@ def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: N
 
 def _of_checkpoint(folder: Path) -> LocalModel:
     actor, run = folder / "actor", folder.resolve().parent
-    if not any((actor / name).exists() for name in ("config.json", "adapter_config.json")):
+    if not _holds_model(actor):
         raise ConfigError(f"checkpoint {folder}: actor/ holds no model; it was saved without `model` in save_contents")
     has_config = (run / "config.yaml").is_file()
     return LocalModel(str(actor), f"{run.name}/{folder.resolve().name}", run if has_config else None)
@@ -144,8 +199,32 @@ def with_bases(models: list[LocalModel]) -> list[LocalModel]:
 def _base_of(model: LocalModel) -> LocalModel | None:
     if model.run_folder is None:
         return None
-    name = RunFolder(model.run_folder).read_config().get("model_path")
-    return local_model(name) if name else None
+    config = RunFolder(model.run_folder).read_config()
+    name = config.get("model_path")
+    if not name or name in EMBEDDED:
+        return local_model(name) if name else None
+    path = Path(name).expanduser()
+    roots = [*_started_in(model.run_folder, config), Path()]
+    found = next((root / path for root in roots if (root / path).is_dir()), None)
+    if found is not None:
+        return local_model(name if path.is_dir() and path.samefile(found) else str(found))
+    if is_path(name) or ("/" in name and any((root / path).parent.is_dir() for root in roots)):
+        raise ConfigError(
+            f"--with-base: run {model.run_folder} began from {name}, and there is no such folder, neither here nor "
+            "where the run was started: put it there, or leave --with-base out and name its base as a model"
+        )
+    return local_model(name)
+
+
+def _started_in(run: Path, config: dict[str, Any]) -> list[Path]:
+    """The folder that relative paths of a run are meant from, where the place of the run tells: what stands before
+    `trainer.default_local_dir`, of which a part may have got a number."""
+    inner = Path((config.get("trainer") or {}).get("default_local_dir") or "/").parent
+    outer = run.resolve().parent
+    num_outside = len(outer.parts) - len(inner.parts)
+    pairs = zip(outer.parts[num_outside:], inner.parts, strict=False)
+    is_below = not inner.is_absolute() and num_outside > 0 and all(part.startswith(name) for part, name in pairs)
+    return [Path(*outer.parts[:num_outside])] if is_below else []
 
 
 def max_positions(folder: Path) -> int | None:

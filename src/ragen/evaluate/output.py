@@ -263,9 +263,15 @@ def output_path(output: Output, now: datetime) -> Path:
     return Path(output.dir) / f"{stem}{stamp}.jsonl"
 
 
-def claimed(path: Path, evaluation: str) -> Path:
-    """The path, or with a number where it holds another evaluation: whose it is stands in a hidden file beside it."""
+def claimed(path: Path, evaluation: str, replaces: bool = False) -> Path:
+    """The path, or with a number where it holds another evaluation: whose it is stands in a hidden file beside it.
+
+    `replaces` takes the path from any other one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if replaces:
+        write_whole(_owner(path), evaluation.encode())
+        return path
     for number in itertools.count(1):
         chosen = path if number == 1 else path.with_stem(f"{path.stem}_{number}")
         if _claim(chosen, evaluation):
@@ -273,8 +279,18 @@ def claimed(path: Path, evaluation: str) -> Path:
     raise AssertionError("there are always more numbers")
 
 
+def remove_report(path: Path) -> None:
+    """The page and the table of an evaluation whose lines were replaced."""
+    for ending in ENDINGS[1:]:
+        path.with_suffix(ending).unlink(missing_ok=True)
+
+
+def _owner(path: Path) -> Path:
+    return path.with_name(f".{path.stem}.owner")
+
+
 def _claim(path: Path, evaluation: str) -> bool:
-    owner = path.with_name(f".{path.stem}.owner")
+    owner = _owner(path)
     if not owner.exists() and any(path.with_suffix(ending).exists() for ending in ENDINGS):
         return False
     try:

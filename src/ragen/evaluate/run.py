@@ -10,6 +10,7 @@ missing; randomness has no state, so that nothing shows of where it stopped.
 import hashlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -62,6 +63,7 @@ class Plan:
     token_ids: bool = False
     fresh: bool = False
     page: bool = True  # write the report page
+    replaces: bool = False  # another evaluation under the same name is written over
     keep_journal: bool = False  # what was played is not played again by another evaluation with the same output.dir
 
 
@@ -74,11 +76,15 @@ class Row:
     max_turn: int
     outcomes: tuple[Outcome, ...]
     measured: Measured | None
-    num_asked: int
+    asked: Mapping[int, int]  # level -> episodes that there should be
     failures: dict[str, int]  # reason -> episodes
     reached: Reached
     notes: tuple[str, ...] = ()
     against: str = ""  # the model that it is compared with; without it the first one
+
+    @property
+    def num_asked(self) -> int:
+        return sum(self.asked.values())
 
     @property
     def num_failed(self) -> int:
@@ -88,6 +94,10 @@ class Row:
     def num_left(self) -> int:
         """Episodes that were never begun or finished: the budget was spent."""
         return self.num_asked - len(self.outcomes) - self.num_failed
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.outcomes) == self.num_asked
 
 
 @dataclass(frozen=True)
@@ -109,11 +119,14 @@ def evaluate(plan: Plan, note: Callable[[str], None] | None = None, now: datetim
     for text in [*files.notes_on(config.output), *(text for setting in plan.settings for text in setting.notes)]:
         note(f"note: {text}")
     settings = [_with_token_ids(setting, plan.token_ids) for setting in plan.settings]
-    if not config.output.append_timestamp:
-        path = files.claimed(path, _evaluation(settings, plan))
     played: list[_Played] = []
     budget = Budget(plan.server.max_requests, plan.server.max_tokens)
     with devices.visible(config.system.CUDA_VISIBLE_DEVICES):
+        _find_all(settings, plan)
+        if plan.fresh:
+            _forget(settings, plan)
+        if not config.output.append_timestamp:
+            path = files.claimed(path, _evaluation(settings, plan), plan.replaces)
         for model in plan.wanted.models:
             played += _play_all(model, settings, plan, budget, note)
     labels = {model.name: model.label for model in plan.wanted.models if isinstance(model, LocalModel)}
@@ -121,7 +134,9 @@ def evaluate(plan: Plan, note: Callable[[str], None] | None = None, now: datetim
     rows = [replace(row, against=against[row.model]) for item in played for row in item.rows]
     files.write_lines(path, _numbered(played, settings[0].config.output))
     report = write_report(path, rows, [item.examples for item in played], settings) if plan.page else None
-    is_whole = all(row.num_failed == 0 and row.num_left == 0 for row in rows)
+    if plan.replaces and report is None:
+        files.remove_report(path)
+    is_whole = all(row.is_whole for row in rows)
     if is_whole and not plan.keep_journal:
         for item in played:
             item.journal.remove()
@@ -136,7 +151,7 @@ def _play_all(
     if isinstance(model, ServerModel):
         player = _server_player(model, plan.server, budget, note)
         return [_play(player, setting, plan, note) for setting in settings]
-    if not plan.fresh and all(_is_played(model, setting, plan) for setting in settings):
+    if _is_all_played(model, settings, plan):
         player = Player(model, CharacterChat(), _no_engine, has_ids=True)
         return [_play(player, setting, plan, note) for setting in settings]
     with _memory_explained(settings[0].config):
@@ -144,8 +159,30 @@ def _play_all(
         return [_play(player, setting, plan, note) for setting in settings]
 
 
+def _find_all(settings: Sequence[Setting], plan: Plan) -> None:
+    """Every model is found before the first one plays."""
+    from ragen.model.load import find_model
+
+    for model in plan.wanted.models:
+        if isinstance(model, LocalModel) and (plan.fresh or not _is_all_played(model, settings, plan)):
+            find_model(model.name)
+
+
+def _forget(settings: Sequence[Setting], plan: Plan) -> None:
+    """All at once: if the first model is interrupted, nothing older comes back for the others."""
+    for model in plan.wanted.models:
+        for setting in settings:
+            with _journal(model, setting, plan).opened(fresh=True):
+                pass
+
+
+def _is_all_played(model: Model, settings: Sequence[Setting], plan: Plan) -> bool:
+    """Whether the model need not be loaded."""
+    return all(_is_played(model, setting, plan) for setting in settings)
+
+
 def _is_played(model: Model, setting: Setting, plan: Plan) -> bool:
-    """Whether the journal holds every episode, so that the model need not be loaded."""
+    """Whether the journal holds every episode."""
     journal = _journal(model, setting, plan)
     if not journal.path.exists():
         return False
@@ -318,7 +355,7 @@ def _play(player: Player, setting: Setting, plan: Plan, note: Callable[[str], No
             f"note: {player.model.label} was made for {player.max_positions} tokens, and a conversation may take "
             f"{length}: beyond them it may make no sense"
         )
-    with journal.opened(plan.fresh) as open_journal:
+    with journal.opened() as open_journal:
 
         def on_end(episode: EvaluatedEpisode) -> None:
             ended = episode.finished()
@@ -359,16 +396,16 @@ def _played(
         for episode in of_tag:
             if episode.failure:
                 failures[episode.failure] = failures.get(episode.failure, 0) + 1
-        seeds = list(dict.fromkeys(episode.request.seed for episode in of_tag))
-        reached = reach(world.env, seeds, split, derive.budget(setting.config, tag))
+        asked = Counter(episode.request.seed for episode in of_tag)
+        reached = reach(world.env, list(asked), split, derive.budget(setting.config, tag))
         rows.append(
             Row(
                 player.model.label,
                 tag,
                 setting.max_turn,
                 outcomes,
-                measure(outcomes),
-                len(of_tag),
+                measure(outcomes, asked),
+                asked,
                 failures,
                 reached,
                 tuple(player.notes()),

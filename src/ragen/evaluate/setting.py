@@ -4,13 +4,14 @@
         setting.max_turn, setting.config, setting.notes
 
 Where nothing else is said, the setting is that of the first model: a checkpoint is evaluated in the game and with the
-rules of its training run, the embedded model in those that it knows, every other one with recipe `eval`. All models
+rules of its training run, the embedded model in those that it knows, every other one with recipe `eval`. To name what
+the run plays, by its tag or its game, changes nothing of that; another environment brings rules of its own. All models
 of a call get the same setting, or they could not be compared. Where the first one is what a run began from, the run's
 checkpoint decides.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from ragen.config.compose import Resolved, resolve
 from ragen.config.recipe import compose_recipe
 from ragen.config.schema import Config
 from ragen.config.starts import recipe_of
+from ragen.config.tree import to_dict
 from ragen.env.base import SPLITS
 from ragen.env.registry import catalogue
 from ragen.evaluate.models import Model
@@ -33,6 +35,14 @@ MAX_TURN, LENGTH = "agent_proxy.max_turn", "actor_rollout_ref.rollout.max_model_
 TEMPERATURE = "actor_rollout_ref.rollout.val_kwargs.temperature"
 BATCH_SIZES = ("data.val_batch_size", "training.val_batch_size")
 DO_SAMPLE = "actor_rollout_ref.rollout.val_kwargs.do_sample"
+TRAINED = "es_manager.train.env_configs.tags"
+RULES = (
+    *(f"agent_proxy.{name}" for name in ("prompt_style", "enable_think", "max_turn", "max_actions_per_turn")),
+    *(f"agent_proxy.{name}" for name in ("action_sep", "context_window_mode", "max_context_window")),
+    "es_manager.format_penalty",
+    "actor_rollout_ref.rollout.response_length",
+    LENGTH,
+)
 MODE, TUNED = "rl_or_sft", "sft.training.base_model"
 
 
@@ -66,14 +76,15 @@ def settings(wanted: Wanted, words: Sequence[str] = ()) -> list[Setting]:
     """One setting for each limit of turns, in the order given."""
     _check(wanted)
     first = resolve_setting(wanted, words)
+    unlike = _unlike_the_run(wanted, first.config)
     if not wanted.max_turns:
-        return [_setting(first)]
+        return [_setting(first, unlike)]
     if MAX_TURN in _typed(words):
         raise ConfigError(f"--max-turns and {MAX_TURN} say the same thing: keep one of them")
     found = []
     for max_turn in wanted.max_turns:
         lifted, notes = _lift(first.config, max_turn, _typed(words))
-        found.append(_setting(resolve_setting(wanted, [*lifted, *words]), notes))
+        found.append(_setting(resolve_setting(wanted, [*lifted, *words]), [*([] if found else unlike), *notes]))
     return found
 
 
@@ -145,7 +156,8 @@ def _eval_sizes(typed: set[str]) -> dict[str, int]:
 
 
 def _tags_of_run(wanted: Wanted) -> dict[str, int]:
-    """Tag -> levels, where the first model's training run decides: it was not said otherwise, or its game was named."""
+    """Tag -> levels, where the first model's training run decides: it was not said otherwise, or what it plays was
+    named, by tag or by game."""
     folder = deciding(wanted).run_folder
     if folder is None or wanted.config_name is not None:
         return {}
@@ -153,12 +165,40 @@ def _tags_of_run(wanted: Wanted) -> dict[str, int]:
     sizes = dict(zip(value_of(tree, TAGS, []), value_of(tree, SHARES, []), strict=False))
     if not wanted.environments:
         return sizes
-    known, games = catalogue(), {}
-    for name in wanted.environments:
-        game = known[ENVIRONMENTS[name]].env_type if name in ENVIRONMENTS else None
-        played = [tag for tag in sizes if value_of(tree, f"custom_envs.{tag}.env_type", "") == game]
-        games |= {tag: sizes[tag] for tag in played[:1]}
-    return games if len(games) == len(wanted.environments) else {}
+    sizes = {tag: sum(sizes.values()) for tag in value_of(tree, TRAINED, [])} | sizes
+    named = [_tag_of_run(name, sizes, tree) for name in wanted.environments]
+    found = [tag for tag in named if tag is not None]
+    _check_once(found)
+    return {tag: sizes[tag] for tag in found} if found == named else {}
+
+
+def _tag_of_run(name: str, tags: Iterable[str], tree: Any) -> str | None:
+    """Which of a run's tags a name means: the very one, or the first of that game."""
+    if name in tags:
+        return name
+    game = catalogue()[ENVIRONMENTS[name]].env_type if name in ENVIRONMENTS else None
+    played = [tag for tag in tags if value_of(tree, f"custom_envs.{tag}.env_type", "") == game]
+    return played[0] if played else None
+
+
+def _check_once(tags: Sequence[str]) -> None:
+    if len(set(tags)) < len(tags):
+        raise ConfigError(f"--env: an environment is named twice: {', '.join(tags)}")
+
+
+def _unlike_the_run(wanted: Wanted, config: Config) -> list[str]:
+    """A note, where the named environments are none of the run's: its rules are then not in force."""
+    folder = deciding(wanted).run_folder
+    if folder is None or not wanted.environments or _tags_of_run(wanted):
+        return []
+    tree = RunFolder(folder).read_config()
+    values = {key: (value_of(to_dict(config), key, None), value_of(tree, key, None)) for key in RULES}
+    changed = [f"{key}={here} (there {there})" for key, (here, there) in values.items() if here != there]
+    tags = ", ".join(value_of(tree, TAGS, []))
+    return [
+        f"--env {','.join(wanted.environments)}: the run {folder} plays {tags}. The rules are those with which the "
+        f"named environment is trained, and not those of the run: {', '.join(changed) or 'they are the same'}"
+    ]
 
 
 def _of_run(model: Model, tags: Mapping[str, int], given: dict, words: Sequence[str]) -> Resolved:
@@ -191,8 +231,7 @@ def value_of(tree: Any, key: str, default: Any) -> Any:
 def _of_environments(wanted: Wanted, given: dict, words: Sequence[str]) -> Resolved:
     """The setting in which the named environments are trained, with the sizes of recipe `eval`."""
     tags = [tag_of(name, deciding(wanted)) for name in wanted.environments]
-    if len(set(tags)) < len(tags):
-        raise ConfigError(f"--env: an environment is named twice: {', '.join(tags)}")
+    _check_once(tags)
     given = _eval_sizes(_typed(words)) | given
     options = [f"{key}={value}" for key, value in given.items()]
     options += [f"{TAGS}=[{','.join(map(quoted, tags))}]", *_shares(given, words, [1] * len(tags))]

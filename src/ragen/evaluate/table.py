@@ -32,6 +32,10 @@ DASH = "–"
 COLOURS = ".bar.b0{fill:var(--s0)}.bar.b1{fill:var(--s1)}.bar.b2{fill:var(--s2)}.bar.b3{fill:var(--s3)}"
 SWATCHES = "".join(f".swatch.b{index}{{background:var(--s{index})}}" for index in range(4))
 CSS = f"{COLOURS}{SWATCHES}th,td.fit{{white-space:nowrap}}.card{{overflow-x:auto}}"
+MISSING = (
+    "Episodes that did not finish are not scored: the interval reaches from all of them lost to all of them won. "
+    "Return, turns, tokens and invalid replies are those of the others alone"
+)
 MOST_IN_A_CHART = 8
 CHARACTERS_IN_A_CHART = 100  # across
 
@@ -52,7 +56,7 @@ def cells(row: Row, rows: Sequence[Row]) -> list[str]:
     texts = {"model": row.model, "turns": str(row.max_turn), "notes": "; ".join(_notes(row))}
     if found is not None:
         texts |= {
-            "success": _rate(found.success),
+            "success": _success(row),
             "difference": _difference(row, rows),
             f"pass@{_largest_k(rows)}": _rate(found.pass_at.get(_largest_k(rows))),
             "return": _number(found.mean_return),
@@ -71,7 +75,7 @@ def baseline_cells(name: str, rows: Sequence[Row], shown: Sequence[Row]) -> Iter
         texts = {"model": f"{name} play", "turns": str(max_turn)}
         texts["success"] = percent(value) if isinstance(value, float) else DASH
         texts["notes"] = "exact" if isinstance(value, float) else value
-        if isinstance(value, float) and reached.num_levels < len({o.seed for row in shown for o in row.outcomes}):
+        if isinstance(value, float) and reached.num_levels < max(len(row.asked) for row in shown):
             texts["notes"] = f"exact, over {reached.num_levels} levels"
         yield [texts.get(column, DASH) for column in headings(rows)]
 
@@ -98,7 +102,7 @@ def reference_of(row: Row, rows: Sequence[Row]) -> Row | None:
 
 def _difference(row: Row, rows: Sequence[Row]) -> str:
     reference = reference_of(row, rows)
-    found = None if reference is None else difference(reference.outcomes, row.outcomes)
+    found = None if reference is None else difference(reference.outcomes, row.outcomes, row.asked)
     if reference is None or found is None:
         return DASH
     against = reference.model if reference.model != row.model else f"{reference.max_turn} turns"
@@ -118,7 +122,16 @@ def _notes(row: Row) -> Iterator[str]:
         yield f"{row.num_failed} failed and not scored: {reason}"
     if row.num_left:
         yield f"{row.num_left} not played"
+    most = _largest_k([row])
+    if row.measured is not None and most not in row.measured.pass_at:
+        yield f"no level has all of its {most} samples, so that there is no pass@{most}"
     yield from row.notes
+
+
+def _success(row: Row) -> str:
+    """With what it is the success of, where that is not everything."""
+    finished = "" if row.is_whole else f", {len(row.outcomes)} of {row.num_asked} finished"
+    return f"{_rate(row.measured.success)}{finished}"
 
 
 def _rate(estimate: Estimate | None) -> str:
@@ -138,7 +151,13 @@ def _number(estimate: Estimate | None, digits: int = 2) -> str:
 
 
 def _largest_k(rows: Sequence[Row]) -> int:
-    return max((max(row.measured.pass_at, default=1) for row in rows if row.measured), default=1)
+    return max((max(row.asked.values(), default=1) for row in rows), default=1)
+
+
+def footnote(rows: Sequence[Row]) -> str:
+    """How the numbers are to be read."""
+    told = "[ ]: 95 % intervals, with a level as one observation; differences in points of success, on the same levels"
+    return told if all(row.is_whole for row in rows) else f"{told}. {MISSING}"
 
 
 # --- terminal and Markdown ----------------------------------------------------------------------------------------
@@ -156,7 +175,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
         for texts in table_rows(rows, tag):
             table.add_row(*texts)
         console.print(table, markup=False, highlight=False)
-    console.print("[ ]: 95 % intervals over levels; differences in points of success", markup=False, highlight=False)
+    console.print(footnote(rows), markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def markdown_table(rows: Sequence[Row], tag: str) -> str:
@@ -167,7 +186,7 @@ def markdown_table(rows: Sequence[Row], tag: str) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     parts = ["# Evaluation"] + [f"## {markdown_table(rows, tag)}" for tag in dict.fromkeys(row.tag for row in rows)]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, footnote(rows)]) + "\n"
 
 
 # --- the page -----------------------------------------------------------------------------------------------------
@@ -216,9 +235,7 @@ def _table(rows: Sequence[Row], tag: str, named: bool) -> str:
     return (
         f"<section><h2>{escape(tag) if named else 'Models'}</h2><div class='card'><table>"
         f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-        "<p class='soft small'>In brackets: 95 % intervals, with a level as one observation. Differences "
-        "in points of success, on the levels that both have played; an episode that could not be played is counted "
-        "and not scored.</p></section>"
+        f"<p class='soft small'>{escape(footnote(rows))}.</p></section>"
     )
 
 
@@ -255,7 +272,7 @@ def _shortened(model: str, room: int) -> str:
 
 def _bar(row: Row) -> Bar:
     success = row.measured.success
-    title = f"{row.model}, {row.max_turn} turns: {_rate(success)}"
+    title = f"{row.model}, {row.max_turn} turns: {_success(row)}"
     return Bar(f"{row.max_turn}", success.value, success.low, success.high, title)
 
 

@@ -4,9 +4,10 @@
     status = evaluate(plan)                                               # its exit status
 
 It is a process of its own on the first device of the experiment, so that nothing of the models stays in this one. What
-it says is shown as it comes and kept in `<summary>_eval.log`; table, page and JSON lines lie beside that. What was
-played is kept too, in a journal for each model: an evaluation that was interrupted, or that gets another model after
-a failed run was made good, plays only what is missing.
+it says is shown as it comes and kept in `<summary>_eval.log`; table, page and JSON lines lie beside that, under names
+that are the experiment's own: resumed, it replaces them; when it starts anew the older ones get a number, as its
+summary does. What was played is kept too, in a journal for each model: an evaluation that was interrupted, or
+that gets another model after a failed run was made good, plays only what is missing.
 """
 
 import codecs
@@ -18,9 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ragen.evaluate.models import newest_checkpoint
+from ragen.evaluate.output import ENDINGS
 from ragen.experiment import child, slots
 from ragen.experiment.cell import CPU, Plan
-from ragen.experiment.results import SummaryLog, latest_lines, run_folder, said_path, status_of
+from ragen.experiment.results import SummaryLog, latest_lines, put_aside, run_folder, said_path, status_of
 
 INTERRUPTED = 130
 PAUSE = 0.2  # seconds between two looks at what was said
@@ -38,7 +40,10 @@ def evaluate(plan: Plan) -> int:
     if left_out:
         print(f"not evaluated: {', '.join(left_out)}", flush=True)
     words, log = eval_words(plan, folders), output(plan).with_name(f"{output(plan).name}.log")
-    offset = _begin(log, adds=plan.options.resume)
+    adds = plan.options.resume or plan.append_summary
+    if not adds:
+        _put_older_aside(plan)
+    offset = _begin(log, adds)
     command = [sys.executable, "-m", "ragen", "eval", *words]
     job = child.job(command, log, child_environment(plan, (_device(plan),)), append=True)
     with _shown(log, offset):
@@ -64,6 +69,7 @@ def eval_words(plan: Plan, folders: Sequence[Path]) -> list[str]:
         f"--max-turns={','.join(map(str, plan.options.evaluate_turns or ()))}",
         "--with-base",
         "--keep-journal",
+        "--replace",
         f"--output={output(plan).parent}",
         f'output.filename="{output(plan).name}"',
         "output.append_timestamp=False",
@@ -96,6 +102,13 @@ def trained(plan: Plan) -> tuple[list[Path], list[str]]:
 
 def _device(plan: Plan) -> str:
     return (plan.options.gpus or slots.FALLBACK)[0]
+
+
+def _put_older_aside(plan: Plan) -> None:
+    for ending in ENDINGS:
+        path = output(plan).with_name(f"{output(plan).name}{ending}")
+        if path.exists():
+            put_aside(path)
 
 
 def _begin(log: Path, adds: bool) -> int:

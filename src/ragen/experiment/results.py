@@ -236,7 +236,7 @@ class SummaryLog:
         try:
             is_alone = _try_lock(descriptor)
             if is_alone and is_fresh and self.path.stat().st_size > 0:
-                _put_aside(self.path)
+                put_aside(self.path)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             yield is_alone
         finally:
@@ -272,7 +272,7 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _put_aside(path: Path) -> None:
+def put_aside(path: Path) -> None:
     """`x.log` becomes `x.log.1`, and that one `x.log.2` if there is one already."""
     number = 1
     while path.with_name(f"{path.name}.{number}").exists():

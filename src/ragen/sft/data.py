@@ -11,9 +11,10 @@ turns the level took. Under the context mode `full` the last row of a level hold
 messages of its prompt.
 
 Sizes count levels. They are those of the split `sft` from `sft.data_generation.seed` on, in order, but for levels that
-cannot be won within the limits of an episode, that validation starts from, or, in the test rows, that training has
-seen. A bandit has but a handful of levels in all, so there the last two rules do not hold. What is made depends on
-neither the number of processes nor their speed.
+cannot be won within the limits of an episode, that validation or a later evaluation starts from (`RESERVED` levels of
+`val` and of `test`), or, in the test rows, that training has seen. A bandit has but a handful of levels in all, so
+there the last two rules do not hold; a board so small that nearly all of its levels are played in evaluations gives up
+those that are not of this run. What is made depends on neither the number of processes nor their speed.
 """
 
 import multiprocessing
@@ -44,6 +45,7 @@ FILES = {"train": "train.parquet", "test": "test.parquet"}
 CHUNK = 25  # levels that a process solves at a time
 MIN_LEVELS = 8 * CHUNK  # for fewer, starting processes takes longer than it saves
 PATIENCE = 2_000  # levels left out one after the other, before the settings are called impossible
+RESERVED = 512  # levels of a split that an evaluation plays, unless told otherwise
 
 Row = dict[str, Any]
 Message = dict[str, str]
@@ -64,6 +66,7 @@ class Lesson:
     test_size: int
     validation_tag: Tag
     validation_seeds: range
+    evaluation_seeds: range  # of `val` and of `test`, whichever run plays them
     repeats: bool  # the game has so few levels that all of them occur everywhere
 
     @classmethod
@@ -81,6 +84,7 @@ class Lesson:
             test_size=settings.test_size,
             validation_tag=config.custom_envs[name],
             validation_seeds=range(config.seed.val, config.seed.val + config.es_manager.val.env_groups),
+            evaluation_seeds=range(config.seed.val, config.seed.val + RESERVED),
             repeats=derive.sft_env_type(config) == "two_armed_bandit",
         )
 
@@ -106,6 +110,7 @@ class Data:
     test: list[Row]
     num_left_out: int
     success: float  # of the solver, over all levels: below 1 in a game of chance
+    shared: float  # of the levels that evaluations play, how many are also trained
 
     def sets(self) -> dict[str, list[Row]]:
         return {"train": self.train, "test": self.test}
@@ -113,28 +118,43 @@ class Data:
 
 def make_data(lesson: Lesson, num_processes: int = 1, on_levels: Callable[[int], None] = lambda count: None) -> Data:
     """Solve levels until both sets are full. `on_levels` is told how many more levels are in them."""
-    secret, seen = _validation_starts(lesson), set()
-    solved: list[Solved] = []
-    num_left_out = num_in_a_row = 0
-    size = lesson.train_size + lesson.test_size
-    with _solving(lesson, num_processes, size) as levels:
-        for level in levels:
-            in_test = len(solved) >= lesson.train_size
-            is_known = level.start in secret or (in_test and level.start in seen)
-            if not level.rows or (is_known and not lesson.repeats):
-                num_left_out, num_in_a_row = num_left_out + 1, num_in_a_row + 1
-                _check_patience(lesson, num_in_a_row, len(solved))
-                continue
-            num_in_a_row = 0
-            if not in_test:
-                seen.add(level.start)
-            solved.append(level)
-            on_levels(1)
-            if len(solved) == size:
-                break
+    own, played = _evaluation_starts(lesson)
+    with _solving(lesson, num_processes, lesson.train_size + lesson.test_size) as levels:
+        solved, num_left_out = _choose(lesson, levels, own, played - own, on_levels)
     train, test = solved[: lesson.train_size], solved[lesson.train_size :]
     success = sum(level.success for level in solved) / len(solved)
-    return Data(_labelled(train, "train"), _labelled(test, "test"), num_left_out, success)
+    shared = len(played & {level.start for level in train}) / len(played)
+    return Data(_labelled(train, "train"), _labelled(test, "test"), num_left_out, success, shared)
+
+
+def _choose(
+    lesson: Lesson, levels: Iterator[Solved], own: set[State], others: set[State], on_levels: Callable[[int], None]
+) -> tuple[list[Solved], int]:
+    """The first levels that may be shown, as many as are asked for, and how many were left out.
+
+    `own` starts are never shown, those of `others` as long as there are more levels than these.
+    """
+    solved: list[Solved] = []
+    trained: set[State] = set()
+    num_left_out, left_out = 0, []  # in all, and one after the other: whether only for the sake of others
+    while len(solved) < lesson.train_size + lesson.test_size:
+        level, in_test = next(levels), len(solved) >= lesson.train_size
+        is_taken = level.start in own or (in_test and level.start in trained)
+        is_usable = bool(level.rows) and (lesson.repeats or not is_taken)
+        if is_usable and (lesson.repeats or level.start not in others):
+            if not in_test:
+                trained.add(level.start)
+            solved.append(level)
+            on_levels(1)
+            left_out = []
+            continue
+        num_left_out += 1
+        left_out.append(is_usable)
+        if len(left_out) == PATIENCE:
+            if not any(left_out):
+                raise _too_few(lesson, len(solved))
+            others, left_out = set(), []
+    return solved, num_left_out
 
 
 def _labelled(levels: Sequence[Solved], split: str) -> list[Row]:
@@ -142,19 +162,20 @@ def _labelled(levels: Sequence[Solved], split: str) -> list[Row]:
     return [row | {"extra_info": row["extra_info"] | {"split": split}} for row in rows]
 
 
-def _validation_starts(lesson: Lesson) -> set[State]:
+def _evaluation_starts(lesson: Lesson) -> tuple[set[State], set[State]]:
+    """Where the levels start that this run validates on, and those that any evaluation plays."""
     env = make(lesson.validation_tag)
-    return {env.reset(seed, "val") for seed in lesson.validation_seeds}
+    own = {env.reset(seed, "val") for seed in lesson.validation_seeds}
+    return own, own | {env.reset(seed, split) for split in ("val", "test") for seed in lesson.evaluation_seeds}
 
 
-def _check_patience(lesson: Lesson, num_in_a_row: int, num_solved: int) -> None:
-    if num_in_a_row == PATIENCE:
-        raise ConfigError(
-            f"{lesson.tag_name}: {PATIENCE} levels one after the other cannot be won within {lesson.rules.max_turn} "
-            f"turns of up to {lesson.rules.max_actions_per_turn} actions, or are in use already; {num_solved} of "
-            f"{lesson.train_size + lesson.test_size} were found. Allow more turns (agent_proxy.max_turn), make the "
-            f"levels easier or larger (sft.sokoban, sft.frozenlake), or ask for fewer"
-        )
+def _too_few(lesson: Lesson, num_solved: int) -> ConfigError:
+    return ConfigError(
+        f"{lesson.tag_name}: {PATIENCE} levels one after the other cannot be won within {lesson.rules.max_turn} "
+        f"turns of up to {lesson.rules.max_actions_per_turn} actions, or are in use already; {num_solved} of "
+        f"{lesson.train_size + lesson.test_size} were found. Allow more turns (agent_proxy.max_turn), make the "
+        f"levels easier or larger (sft.sokoban, sft.frozenlake), or ask for fewer"
+    )
 
 
 # --- solving ------------------------------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
 """Where fine-tuning happens: in its output folder, or in a numbered sibling of it. No torch in here.
 
     decision = place(config)                 # where to begin or to go on
+    wait_for_others(config)                  # until no other process is at work there
     output = finished_output(config)         # where these very settings have been fine-tuned already, or None
     model = output / MERGED
 
-A run of RL has many settings that fine-tuning does not look at (`NOT_READ`). They make no other fine-tuning: several
-runs of RL may start from one of it.
+A run of RL has many settings that fine-tuning does not look at (`config.unread`). They make no other fine-tuning:
+several runs of RL may start from one of it.
 """
 
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -16,49 +18,13 @@ from pathlib import Path
 
 from ragen.config import derive
 from ragen.config.schema import Config
+from ragen.config.unread import NOT_IN_SFT
 from ragen.report.folder import RunFolder
-from ragen.train.resume import Decision, decide, holds_finished
+from ragen.train.resume import Decision, decide, holds_finished, stored_steps
 
 MERGED = "merged_model"
-ROLLOUT = "actor_rollout_ref.rollout."
-# Beginnings of keys. A model and names are in `sft.*` as well.
-NOT_READ = (
-    "model_path",
-    "ppo_mini_batch_size",
-    "micro_batch_size_per_gpu",
-    "log_prob_micro_batch_size_per_gpu",
-    "grpo_advantage_length_weight",
-    "lora.",
-    "actor_rollout_ref.model.",
-    "actor_rollout_ref.actor.",
-    "actor_rollout_ref.ref.",
-    f"{ROLLOUT}log_prob_",
-    f"{ROLLOUT}temperature",
-    f"{ROLLOUT}top_",
-    f"{ROLLOUT}rollout_filter_",
-    f"{ROLLOUT}gradient_analysis_",
-    "critic.",
-    "algorithm.",
-    "data.train_",
-    "data.max_",
-    "agent_proxy.use_turn_scores",
-    "agent_proxy.reward_normalization.",
-    "es_manager.train.",
-    "collapse_detection.",
-    "trainer.critic_warmup",
-    "trainer.save_freq",
-    "trainer.test_freq",
-    "trainer.val_before_train",
-    "trainer.val_only",
-    "trainer.max_",
-    "trainer.log_group_rv_table",
-    "trainer.gradient_analysis_",
-    "trainer.exit_after_gradient_analysis",
-    "trainer.rollout_data_dir",
-    "trainer.validation_data_dir",
-    "output.",
-)
-ASIDE = (*NOT_READ, "sft.training.num_gpus", "sft.data_generation.num_processes")  # these decide how long it takes
+POLL_SECONDS = 5.0
+ASIDE = (*NOT_IN_SFT, "sft.training.num_gpus", "sft.data_generation.num_processes")  # these decide how long it takes
 
 
 def tuning_config(config: Config) -> Config:
@@ -78,12 +44,15 @@ def tuning_config(config: Config) -> Config:
     return replace(config, rl_or_sft="sft", trainer=trainer)
 
 
-def place(config: Config) -> Decision:
-    """The first of the output folder and its numbered siblings in which this run can begin or go on."""
+def place(config: Config, is_planned: bool = False) -> Decision:
+    """The first of the output folder and its numbered siblings in which this run can begin or go on.
+
+    Only the data tell how many steps there are. A plan makes none: equal settings have as many as are stored.
+    """
     left_alone = ""
     for output in _outputs(config):
         folder = _run_folder(config, output)
-        decision = decide(config, folder, ASIDE)
+        decision = decide(_as_planned(config, folder) if is_planned else config, folder, ASIDE)
         is_taken = (output / MERGED).exists() and not decision.goes_on
         if decision.folder.path == folder and not is_taken:
             return replace(decision, reason=decision.reason or left_alone)
@@ -104,13 +73,36 @@ def finished_output(config: Config) -> Path | None:
 
 
 def planned_output(config: Config) -> tuple[Path, bool]:
-    """For a plan of both halves: where fine-tuning would write, or has written; and whether it is finished there."""
+    """For a plan: where fine-tuning would write; before RL, perhaps where it has written, and whether it has."""
+    if config.rl_or_sft == "sft":
+        return place(config, is_planned=True).folder.path.parent, False
     tuning = tuning_config(config)
     if output := finished_output(tuning):
         return output, True
-    # Only the data tell how many steps there are, and those are not made now: no run on disk has more than this.
-    endless = replace(tuning, trainer=replace(tuning.trainer, total_training_steps=sys.maxsize))
-    return place(endless).folder.path.parent, False
+    return place(tuning, is_planned=True).folder.path.parent, False
+
+
+def wait_for_others(config: Config) -> None:
+    """While another process fine-tunes where this run would: say so once, and wait for it.
+
+    With these settings it leaves a finished model. With others it has a place of its own once it has recorded a step.
+    """
+    is_told = False
+    while owner := (folder := place(config, is_planned=True).folder).live_owner():
+        if not is_told:
+            print(
+                f"fine-tuning: process {owner['pid']} on {owner['host']} is at work in {folder}: waiting for it "
+                f"(Ctrl-C ends the waiting; if that process is long gone, delete {folder.owner_path})",
+                file=sys.stderr,
+            )
+            is_told = True
+        time.sleep(POLL_SECONDS)
+
+
+def _as_planned(config: Config, folder: Path) -> Config:
+    num_steps = stored_steps(RunFolder(folder)) or config.trainer.total_training_steps
+    trainer = replace(config.trainer, total_training_steps=num_steps, gradient_analysis_only=False)
+    return replace(config, trainer=trainer)
 
 
 def _outputs(config: Config) -> Iterator[Path]:

@@ -5,8 +5,9 @@
 
 RL has the folder, the names and the settings that it would have alone; only its model is the merged one, wherever
 fine-tuning has put it. Fine-tuning that is finished with these settings is not repeated, so that the same command,
-after a kill or Ctrl-C, goes on where it was: in fine-tuning, or at the last checkpoint of RL. Each half is an ordinary
-run, as if it had been started by itself.
+after a kill or Ctrl-C, goes on where it was: in fine-tuning, or at the last checkpoint of RL. Several commands at once
+that differ only in RL fine-tune once: the others wait. Each half is an ordinary run, as if it had been started by
+itself.
 """
 
 import gc
@@ -18,8 +19,8 @@ from pathlib import Path
 import torch
 
 from ragen.config.schema import Config
-from ragen.report.folder import RunFolder
-from ragen.sft.place import MERGED, finished_output, tuning_config
+from ragen.report.folder import FolderInUse, RunFolder
+from ragen.sft.place import MERGED, finished_output, tuning_config, wait_for_others
 from ragen.sft.run import Tuned, tune
 from ragen.train.loop import Run, train
 from ragen.typed import ConfigError
@@ -29,6 +30,8 @@ def tune_then_train(config: Config, stage: str | None = None) -> Run:
     """Both, or one of them: the first ends with its merged model, the second begins with it."""
     _check_workers(stage)
     tuning = tuning_config(config)
+    if stage != "rl" and _is_alone():
+        wait_for_others(tuning)
     output = finished_output(tuning)
     if output is not None:
         _say(f"fine-tuning: finished already with these settings, in {output}")
@@ -38,7 +41,12 @@ def tune_then_train(config: Config, stage: str | None = None) -> Run:
             f"--stage sft comes first"
         )
     else:
-        tuned = tune(tuning)
+        try:
+            tuned = tune(tuning)
+        except FolderInUse:
+            if not _is_alone():
+                raise
+            return tune_then_train(config, stage)  # another has begun just before: it is waited for
         if tuned.is_interrupted:
             return _interrupted(tuned)
         output = tuned.output
@@ -51,8 +59,8 @@ def tune_then_train(config: Config, stage: str | None = None) -> Run:
 
 
 def training_config(config: Config, model: Path) -> Config:
-    """The second half: `rl_or_sft=rl`, where actor, critic and reference start from this model."""
-    name, actor, critic = str(model), config.actor_rollout_ref, config.critic
+    """The second half: `rl_or_sft=rl`, where actor, critic and reference start from this model, wherever it is read."""
+    name, actor, critic = str(model.absolute()), config.actor_rollout_ref, config.critic
     return replace(
         config,
         rl_or_sft="rl",
@@ -76,12 +84,15 @@ def _finished_run(tuning: Config, output: Path) -> Run:
 
 def _check_workers(stage: str | None) -> None:
     """Workers meet once in the life of a process, so that each half has processes of its own."""
-    num_workers = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
-    if num_workers > 1 and stage is None:
+    if not _is_alone() and stage is None:
         raise ConfigError(
-            f"rl_or_sft=sft_then_rl with {num_workers} workers: start torchrun twice, with --stage sft and with "
-            f"--stage rl at the end"
+            f"rl_or_sft=sft_then_rl with {os.environ['WORLD_SIZE']} workers: start torchrun twice, with --stage sft "
+            f"and with --stage rl at the end"
         )
+
+
+def _is_alone() -> bool:
+    return "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", 1)) == 1
 
 
 def _free_memory() -> None:

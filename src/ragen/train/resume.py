@@ -5,11 +5,12 @@
         decision.folder.write_config(config)
         …restore(decision.checkpoint, parts), train from decision.first_step on
 
-An earlier run in the folder goes on if its stored config is equal, devices aside, and its checkpoint holds all that
-training needs. The budget may have grown, also after the run has used it up. Without any checkpoint an unfinished run
-begins again at step 0, and ends like one that was never killed. Every other run, whether finished, stopped early, saved
-without its optimizer or of another config, is left as it is, and a numbered sibling is taken: `test-2` for `test`. A
-sibling that an earlier call began goes on in the same way.
+An earlier run in the folder goes on if its stored config is equal, devices and the whereabouts of a model that its own
+fine-tuning wrote aside, and its checkpoint holds all that training needs. The budget may have grown, also after the run
+has used it up. Without any checkpoint an unfinished run begins again at step 0, and ends like one that was never
+killed. Every other run, whether finished, stopped early, saved without its optimizer or of another config, is left as
+it is, and a numbered sibling is taken: `test-2` for `test`. A sibling that an earlier call began goes on in the same
+way.
 
 With `trainer.resume_mode=resume_path` a run begins after the named checkpoint, which may be one without its optimizer;
 it goes on in that checkpoint's own folder if that run could, and else in a folder of its own.
@@ -17,10 +18,12 @@ it goes on in that checkpoint's own folder if that run could, and else in a fold
 With `trainer.gradient_analysis_only` it looks at the named checkpoint: its first step is that of the checkpoint itself.
 """
 
+import filecmp
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -112,6 +115,12 @@ def holds_finished(config: Config, folder: RunFolder, aside: tuple[str, ...] = (
     """Whether a folder holds this very run, brought to its end; how many steps that took is not asked."""
     is_finished = (folder.read_finished() or {}).get("status") == "finished"
     return is_finished and not _different_keys(leaves(config), _stored_config(folder), aside)
+
+
+def stored_steps(folder: RunFolder) -> int | None:
+    """The budget of the run in a folder; None where there is none that can be read."""
+    steps = _stored_config(folder).get(BUDGET)
+    return steps if isinstance(steps, int) else None
 
 
 def _begin(config: Config, folder: RunFolder, origin: Path | None, why: str = "") -> Decision:
@@ -269,7 +278,31 @@ def _difference(config: Config, stored: Mapping[str, Any], aside: tuple[str, ...
 def _different_keys(here: Mapping[str, Any], stored: Mapping[str, Any], aside: tuple[str, ...]) -> list[str]:
     missing = object()
     keys = [key for key in {**here, **stored} if not key.startswith((*ASIDE, *aside))]
-    return [key for key in keys if stored.get(key, missing) != here.get(key, missing)]
+    different = [key for key in keys if stored.get(key, missing) != here.get(key, missing)]
+    output = str(here["sft.output_dir"])
+    return [
+        key
+        for key in different
+        if key not in derive.MODELS or not _is_same_model(str(stored.get(key)), str(here.get(key)), output)
+    ]
+
+
+def _is_same_model(one: str, other: str, output_dir: str) -> bool:
+    """Whether two paths name one model that the run's own fine-tuning has written: below `sft.output_dir`.
+
+    A path may have been stored as seen from the current folder, and the whole may have been moved or copied since.
+    """
+    below = re.compile(rf"(?:.*/)?({re.escape(str(PurePath(output_dir)))}(?:-\d+)?/.+)")
+    found = [below.fullmatch(path) for path in (one, other)]
+    if not all(found) or found[0][1] != found[1][1]:
+        return False
+    return not (Path(one).exists() and Path(other).exists()) or _are_equal_models(Path(one), Path(other))
+
+
+def _are_equal_models(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same weights; files of one age and size are not read."""
+    names = [{path.name for path in folder.glob("*.safetensors")} for folder in (one, other)]
+    return names[0] == names[1] and all(filecmp.cmp(one / name, other / name) for name in names[0])
 
 
 def _stored_origin(stored: Mapping[str, Any]) -> Path | None:

@@ -1,0 +1,103 @@
+"""Which keys a kind of run does not look at: most of those of reinforcement learning in fine-tuning, and `sft.*` in RL.
+
+    reason("lora.rank", "sft")                   # fine-tuning reads sft.training.lora_rank in its place
+    reason("optimization.adv_estimator", "sft")  # only reinforcement learning reads this
+    reason("training.n_rollout", "sft")          # empty: it has an effect
+
+`rl_or_sft=sft_then_rl` is both kinds, and reads all keys.
+"""
+
+from ragen.config import keys
+
+BUDGET = "trainer.total_training_steps"
+OF_STEPS = (BUDGET, "trainer.total_epochs")  # the data decide how many steps fine-tuning has
+ROLLOUT = "actor_rollout_ref.rollout."
+# Beginnings of keys. A model and names are in `sft.*` as well.
+NOT_IN_SFT = (
+    "model_path",
+    "ppo_mini_batch_size",
+    "micro_batch_size_per_gpu",
+    "log_prob_micro_batch_size_per_gpu",
+    "grpo_advantage_length_weight",
+    "lora.",
+    "actor_rollout_ref.model.",
+    "actor_rollout_ref.actor.",
+    "actor_rollout_ref.ref.",
+    f"{ROLLOUT}log_prob_",
+    f"{ROLLOUT}temperature",
+    f"{ROLLOUT}top_",
+    f"{ROLLOUT}rollout_filter_",
+    f"{ROLLOUT}gradient_analysis_",
+    "critic.",
+    "algorithm.",
+    "data.train_",
+    "data.max_",
+    "agent_proxy.use_turn_scores",
+    "agent_proxy.reward_normalization.",
+    "es_manager.train.",
+    "collapse_detection.",
+    "trainer.critic_warmup",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.val_before_train",
+    "trainer.val_only",
+    "trainer.max_",
+    "trainer.log_group_rv_table",
+    "trainer.gradient_analysis_",
+    "trainer.exit_after_gradient_analysis",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
+    "output.",
+)
+# Without RL after it: another model than that of `sft.*` is refused, and the validation of the result writes there.
+READ_ALONE = ("model_path", "trainer.validation_data_dir")
+# What takes the place of a key in fine-tuning.
+COUNTERPARTS = {
+    "actor_rollout_ref.model.path": "base_model",
+    "lora.rank": "lora_rank",
+    "lora.alpha": "lora_alpha",
+    "lora.target_modules": "target_modules",
+    "actor_rollout_ref.model.lora_rank": "lora_rank",
+    "actor_rollout_ref.model.lora_alpha": "lora_alpha",
+    "actor_rollout_ref.model.target_modules": "target_modules",
+    "actor_rollout_ref.model.enable_gradient_checkpointing": "enable_gradient_checkpointing",
+    "actor_rollout_ref.actor.optim.lr": "learning_rate",
+    "ppo_mini_batch_size": "train_batch_size",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "train_batch_size",
+    "data.train_batch_size": "train_batch_size",
+    "training.train_batch_size": "train_batch_size",
+    "micro_batch_size_per_gpu": "micro_batch_size",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "micro_batch_size",
+    BUDGET: "epochs",
+    "trainer.total_epochs": "epochs",
+    "trainer.val_before_train": "validate_before_training",
+}
+# Keys of the older dialect, and what follows from them in fine-tuning.
+FOLLOWERS = {
+    "training.total_epochs": (BUDGET,),
+    "training.micro_batch_size": ("micro_batch_size_per_gpu",),
+    "training.n_rollout": ("es_manager.val.group_size",),
+}
+ONLY_RL = "only reinforcement learning reads this"
+ONLY_SFT = "only fine-tuning reads this, with rl_or_sft=sft or sft_then_rl"
+
+
+def reason(key: str, rl_or_sft: str) -> str:
+    """Why a typed key of either dialect changes nothing in this kind of run; empty where it may."""
+    if rl_or_sft == "sft":
+        return _reason_in_sft(key)
+    return keys.no_effect(key) or (ONLY_SFT if rl_or_sft == "rl" and key.startswith("sft.") else "")
+
+
+def _reason_in_sft(key: str) -> str:
+    targets = FOLLOWERS.get(key) or keys.targets(key)
+    if not targets or not all(map(_is_unread, targets)):
+        return keys.no_effect(key)
+    counterpart = next((COUNTERPARTS[name] for name in (key, *targets) if name in COUNTERPARTS), None)
+    if counterpart:
+        return f"fine-tuning reads sft.training.{counterpart} in its place"
+    return keys.no_effect(key) or ONLY_RL
+
+
+def _is_unread(key: str) -> bool:
+    return key.startswith((*NOT_IN_SFT, *OF_STEPS)) and key not in READ_ALONE
