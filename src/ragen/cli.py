@@ -334,6 +334,7 @@ def _sft(options: argparse.Namespace) -> int:
 def _train(options: argparse.Namespace) -> int:
     from ragen.config.compose import resolve
     from ragen.config.explain import explain
+    from ragen.train import check_stage, train_any
 
     if options.multirun:
         raise ValueError("--multirun: one call is one run; for several see `ragen sweep --help`")
@@ -341,7 +342,7 @@ def _train(options: argparse.Namespace) -> int:
     if options.config_dir is not None:
         options.config_dir = from_caller(options.config_dir, caller)
     resolved = resolve(options.words, options.config_name, options.config_dir)
-    _check_stage(resolved.config, options.stage)
+    check_stage(resolved.config, options.stage)
     if options.dry_run:
         print(explain(resolved, options.stage), end="")
         return 0
@@ -359,18 +360,12 @@ def _train(options: argparse.Namespace) -> int:
                 break
         return status
 
-    from ragen.train import train_any
     from ragen.train.memory import OutOfMemory
 
     try:
         return leave(STATUSES[train_any(resolved.config, options.stage).status])
     except OutOfMemory as error:
         raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.words)}") from error
-
-
-def _check_stage(config: "Config", stage: str | None) -> None:
-    if stage is not None and config.rl_or_sft != "sft_then_rl":
-        raise ConfigError(f"--stage {stage}: there is but one stage with rl_or_sft={config.rl_or_sft}; leave it out")
 
 
 def _wait_for_fine_tuning(config: "Config", stage: str | None) -> None:

@@ -87,15 +87,15 @@ class RunFolder:
     # --- one owner ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def owned(self) -> Iterator["RunFolder"]:
-        """Be the only process that writes here. The folder is made if it is not there."""
+    def owned(self, key: str = "trainer.default_local_dir") -> Iterator["RunFolder"]:
+        """Be the only process that writes here. The folder is made if it is not there; `key` chooses another one."""
         self.path.mkdir(parents=True, exist_ok=True)
         me = {"pid": os.getpid(), "host": socket.gethostname(), "started": _process_start(os.getpid())}
         with _locked_text(self.owner_path) as owner:
             if other := _live_owner(owner.read()):
                 raise FolderInUse(
                     f"{self.path} belongs to process {other['pid']} on {other['host']}: wait for it, or choose another "
-                    f"folder with trainer.default_local_dir. If it is long gone, delete {self.owner_path}"
+                    f"folder with {key}. If it is long gone, delete {self.owner_path}"
                 )
             owner.write(json.dumps(me))
         for leftover in (*self.path.glob(".*.part"), *self.episodes_path.glob(".*.part")):

@@ -26,7 +26,7 @@ from ragen.config.schema import Config
 from ragen.engine.native.engine import NativeEngine
 from ragen.model.load import Source, find_model, load_model
 from ragen.report.console import step_line
-from ragen.report.folder import FolderInUse, write_whole
+from ragen.report.folder import write_whole
 from ragen.report.numbers import percent
 from ragen.rollout.collect import World
 from ragen.sft.data import Data, Lesson, make_data, write_data
@@ -74,7 +74,7 @@ def tune(config: Config) -> Tuned:
         data = workers.agree(_solve(config) if workers.is_first else None)
         batches = plan(num_answers(data.train, derive.rules(config)), config)
         config = _as_run(config, len(batches))
-        decision = workers.agree(stack.enter_context(_claimed(config)) if workers.is_first else None)
+        decision = workers.agree(stack.enter_context(claimed(config, place)) if workers.is_first else None)
         folder = decision.folder.path
         stack.enter_context(memory.explained(config, workers.device, folder))
         record = stack.enter_context(recording(config, decision)) if workers.is_first else Silent()
@@ -118,17 +118,6 @@ def _as_run(config: Config, num_steps: int) -> Config:
         gradient_analysis_only=False,
     )
     return replace(config, trainer=trainer)
-
-
-@contextmanager
-def _claimed(config: Config) -> Iterator[Decision]:
-    """`claimed`; where another process is at work, the message names the key that moves fine-tuning elsewhere."""
-    with ExitStack() as stack:
-        try:
-            decision = stack.enter_context(claimed(config, place))
-        except FolderInUse as error:
-            raise FolderInUse(str(error).replace("trainer.default_local_dir", "sft.output_dir")) from None
-        yield decision
 
 
 # --- data ---------------------------------------------------------------------------------------------------------

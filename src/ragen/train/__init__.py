@@ -38,8 +38,7 @@ def train_any(config: "Config", stage: str | None = None) -> "Run":
 
     `stage` is `sft` or `rl`, for one of these two alone.
     """
-    if stage is not None and config.rl_or_sft != "sft_then_rl":
-        raise ConfigError(f"--stage {stage}: there is but one stage with rl_or_sft={config.rl_or_sft}; leave it out")
+    check_stage(config, stage)
     if config.rl_or_sft == "sft":
         from ragen.sft.run import fine_tune
 
@@ -51,6 +50,11 @@ def train_any(config: "Config", stage: str | None = None) -> "Run":
     from ragen.train.loop import train
 
     return train(config)
+
+
+def check_stage(config: "Config", stage: str | None) -> None:
+    if stage is not None and config.rl_or_sft != "sft_then_rl":
+        raise ConfigError(f"--stage {stage}: there is but one stage with rl_or_sft={config.rl_or_sft}; leave it out")
 
 
 sys.modules[__name__].__class__ = _Train

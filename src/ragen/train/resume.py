@@ -77,9 +77,10 @@ def claimed(config: Config, choose: Callable[[Config], Decision] | None = None) 
     """Own the folder that `choose` (or `decide`) decides for, looked at again under ownership: a run may just have
     ended there."""
     choose = choose or decide
+    key = "sft.output_dir" if config.rl_or_sft == "sft" else "trainer.default_local_dir"
     while True:
         decision = choose(config)
-        with decision.folder.owned():
+        with decision.folder.owned(key):
             if _place(choose(config)) == _place(decision):
                 decision.prepare()
                 yield decision
