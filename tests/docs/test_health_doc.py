@@ -21,7 +21,7 @@ TOLD = {
     "low_entropy_collapse": (0.25, lambda limits: limits.regimes.entropy_share, "a quarter"),
     "thinking_lost": (0.5, lambda limits: limits.thinking_share, "half as many"),
     "format_lost": (0.2, lambda limits: limits.format_rise, "20 points"),
-    "entropy_explosion": (2.0, lambda limits: limits.entropy_high_share, "twice"),
+    "entropy_explosion": (1.5, lambda limits: limits.entropy_high_share, "half more"),
     "entropy_cliff": (0.5, lambda limits: limits.entropy_low_share, "half"),
     "success_falls": (0.5, lambda limits: limits.success_share, "half"),
     "rewards_alike": (0.45, lambda limits: limits.spread_share, "45 %"),
