@@ -397,10 +397,10 @@ def test_a_run_that_ends_while_we_come_is_not_begun_again(config, base, monkeypa
     folder = make_run(base, config, range(8))
     owned = RunFolder.owned
 
-    def slowly(self):
+    def slowly(self, key):
         if self.path == base:
             folder.write_finished("finished", 10)  # its owner's last act before it leaves
-        return owned(self)
+        return owned(self, key)
 
     monkeypatch.setattr(RunFolder, "owned", slowly)
     with claimed(config) as decision:

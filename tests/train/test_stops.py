@@ -12,8 +12,10 @@ import pytest
 from safetensors.torch import load_file
 from tiny import ACTOR, ROLLOUT, TINY
 
+from ragen.config.compose import resolve
 from ragen.model.load import find_model
 from ragen.report.folder import RunFolder
+from ragen.train import loop
 from ragen.train.interrupt import Interrupt
 
 SOURCES = Path(__file__).parents[2] / "src"
@@ -25,6 +27,25 @@ MANY = ["es_manager.train.env_groups=64", "trainer.total_training_steps=50"]
 
 def steps_with(folder, name):
     return [row["step"] for row in folder.read_metrics().rows if name in row]
+
+
+# --- the end ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_dies_in_its_last_act_goes_on_to_it(tmp_path, monkeypatch):
+    """The record of the end comes after the report: without it the run is not over."""
+    words = ["trainer.total_training_steps=1", "trainer.save_freq=1", f"trainer.default_local_dir={tmp_path / 'run'}"]
+    config = resolve([*TINY, *words], environ={}).config
+    with monkeypatch.context() as dying:
+        dying.setattr(RunFolder, "write_finished", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loop.train(config)
+    folder = RunFolder(tmp_path / "run")
+    assert folder.report_path.exists() and not folder.finished_path.exists()
+    folder.report_path.unlink()
+    ended = loop.train(config)
+    assert (ended.folder, ended.status) == (folder.path, "finished")
+    assert folder.report_path.exists() and folder.read_finished()["status"] == "finished"
 
 
 # --- rules --------------------------------------------------------------------------------------------------------

@@ -41,6 +41,11 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster wher
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
+def ending(status: str, step: int, rule: str | None = None, explanation: str = "") -> dict[str, Any]:
+    """What `finished.json` holds."""
+    return {"status": status, "step": step, "rule": rule, "explanation": explanation}
+
+
 class FolderInUse(ValueError):
     """Another process writes to this run folder."""
 
@@ -208,7 +213,7 @@ class RunFolder:
 
     def write_finished(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> None:
         """The last thing that a run writes: `status` is `finished`, or `early_stopped` by a rule at a step."""
-        record = {"status": status, "step": step, "rule": rule, "explanation": explanation}
+        record = ending(status, step, rule, explanation)
         write_whole(self.finished_path, json.dumps(record, indent=1).encode())
 
     def read_finished(self) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +136,10 @@ CURVES = (
 )
 
 
-def write_report(folder: RunFolder) -> Path:
-    """Write `report.html`, whole, and return its path."""
-    return folder.write_report(render(read_run(folder)))
+def write_report(folder: RunFolder, finished: dict[str, Any] | None = None) -> Path:
+    """Write `report.html`, whole, and return its path. `finished`: how the run ended, if that is not stored yet."""
+    run = read_run(folder)
+    return folder.write_report(render(run if finished is None else replace(run, finished=finished)))
 
 
 def read_run(folder: RunFolder) -> Run:

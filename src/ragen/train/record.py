@@ -18,7 +18,7 @@ from typing import Any
 from ragen.config.schema import Config
 from ragen.diagnose.health import Health
 from ragen.report.console import make_console
-from ragen.report.folder import RunFolder, episode_record, write_whole
+from ragen.report.folder import RunFolder, ending, episode_record, write_whole
 from ragen.report.html import write_report
 from ragen.report.sinks import Sink, make_sinks
 from ragen.train.resume import Decision
@@ -123,9 +123,11 @@ class Recorder(Silent):
         self.status = status
         if rule is not None:
             self.console.stopped(rule, explanation)
-        if status != "interrupted":
-            self.folder.write_finished(status, step, rule, explanation)
-        report = write_report(self.folder)
+        if status == "interrupted":
+            report = write_report(self.folder)
+        else:
+            report = write_report(self.folder, ending(status, step, rule, explanation))
+            self.folder.write_finished(status, step, rule, explanation)  # last: a run that is killed before goes on
         self.console.note(f"the report again, at any time: ./ragen report {self.folder}")
         self.console.close(report=report)
         return report
