@@ -1,7 +1,7 @@
 """A real pretrained model, from demonstrations to RL: SmolLM2-135M on one GPU. Prints tables.
 
     PYTHONPATH=src .venv/bin/python scripts/studies/smollm2.py plan configs.yaml --model MODEL --folder OUT
-    PYTHONPATH=src python scripts/studies/smollm2.py run configs.yaml --at-once 12    # about 20 minutes on one H200
+    PYTHONPATH=src python scripts/studies/smollm2.py run configs.yaml --at-once 6
     PYTHONPATH=src .venv/bin/python scripts/studies/smollm2.py table OUT --picture curves.png
 
 `plan` resolves every run where Hydra is installed; `run` needs neither Hydra nor a network. First come short supervised

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from recorded_runs import all_keys, reasons_without_effect, watched_configs
 from safetensors.torch import load_file
-from small import WORDS, config_of, fine_tuned
+from small import WORDS, Pressed, config_of, fine_tuned
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragen.cli import main
@@ -256,16 +256,6 @@ def test_a_killed_run_ends_as_if_it_had_not_been(run, tmp_path, monkeypatch, kil
 
 
 def test_an_interrupted_run_goes_on_in_the_middle_of_an_epoch(run, tmp_path, monkeypatch, capsys):
-    class Pressed:
-        def __init__(self, note):
-            self.is_set = True
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *exception):
-            pass
-
     with monkeypatch.context() as patch:
         patch.setattr("ragen.sft.run.Interrupt", Pressed)
         stopped = fine_tuned(tmp_path / "out")

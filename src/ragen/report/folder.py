@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ragen.config.tree import to_dict
+from ragen.durable import sync
 from ragen.types import Episode, Group
 
 LOG_PROB_DIGITS = 6
@@ -246,11 +247,7 @@ def write_whole(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself
-    finally:
-        os.close(folder)
+    sync(path.parent)  # the rename itself
 
 
 def _remove(path: Path) -> None:

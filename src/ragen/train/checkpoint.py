@@ -34,6 +34,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ragen.config.schema import Config
+from ragen.durable import sync
 from ragen.model import lora
 from ragen.model.decoder import Decoder, Shape, from_huggingface
 from ragen.model.load import LoadedModel
@@ -275,7 +276,7 @@ class _Written:
         manifest = Manifest(self.step, self.contents, self.has_state, self.keep, self.tracked, listed)
         disk.write_manifest(folder, manifest)
         for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-            disk.sync_folder(inner)
+            sync(inner)
 
 
 def _stored_parameters(part: Part) -> list[nn.Parameter]:
@@ -323,7 +324,7 @@ def write_model_folder(target: Path, part: Part) -> None:
         write_model(temporary, part, sums)
         for path in set(temporary.iterdir()) - set(sums):
             _sync(path)
-        disk.sync_folder(temporary)
+        sync(temporary)
         _take_place(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -379,7 +380,7 @@ def _take_place(temporary: Path, target: Path) -> None:
             _delete(replaced)
         os.rename(target, replaced)
     os.rename(temporary, target)
-    disk.sync_folder(target.parent)
+    sync(target.parent)
 
 
 def _name_of(replaced: Path) -> Path:

@@ -215,15 +215,6 @@ def file_sum(path: Path) -> FileSum:
         return FileSum(path.stat().st_size, _crc32(file))
 
 
-def sync_folder(path: Path) -> None:
-    """Make names and renames within a folder last."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _crc32(file: BinaryIO) -> int:
     crc32 = 0
     while chunk := file.read(_CHUNK):
