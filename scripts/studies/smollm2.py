@@ -2,6 +2,7 @@
 
     PYTHONPATH=src .venv/bin/python scripts/studies/smollm2.py plan configs.yaml --model MODEL --folder OUT
     PYTHONPATH=src python scripts/studies/smollm2.py run configs.yaml --at-once 6
+    PYTHONPATH=src python scripts/studies/smollm2.py run configs.yaml --only '*-short-1600' 'ppo-*' --at-once 6
     PYTHONPATH=src .venv/bin/python scripts/studies/smollm2.py table OUT --picture curves.png
 
 `plan` resolves every run where Hydra is installed; `run` needs neither Hydra nor a network. First come short supervised
@@ -16,6 +17,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -154,8 +156,8 @@ def one(path: Path, name: str, model: str | None) -> None:
     train_any(config)
 
 
-def run(path: Path, at_once: int) -> None:
-    names = list(yaml.safe_load(path.read_text()))
+def run(path: Path, at_once: int, only: list[str]) -> None:
+    names = [name for name in yaml.safe_load(path.read_text()) if any(fnmatchcase(name, words) for words in only)]
     short = [name for name in names if "-short-" in name]
     aside = [name for name in names if name.startswith(("sft-", "base-")) and name not in short]
     beside = [_start(path, name, None) for name in aside]
@@ -281,13 +283,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/smollm2"), help="where the runs are to be written")
     parser.add_argument("--name", help="which run")
     parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="with `run`: which runs, by name")
     parser.add_argument("--picture", type=Path, help="with `table`: draw the curves of RL into this file")
     parser.add_argument("overrides", nargs="*", help="key=value for every run")
     given = parser.parse_intermixed_args()
     if given.verb == "plan":
         plan(given.path, given.model or "smollm2", given.folder, given.overrides)
     elif given.verb == "run":
-        run(given.path, given.at_once)
+        run(given.path, given.at_once, given.only)
     elif given.verb == "one":
         one(given.path, given.name, given.model)
     else:
