@@ -160,15 +160,17 @@ def run(path: Path, at_once: int, only: list[str]) -> None:
     names = [name for name in yaml.safe_load(path.read_text()) if any(fnmatchcase(name, words) for words in only)]
     short = [name for name in names if "-short-" in name]
     aside = [name for name in names if name.startswith(("sft-", "base-")) and name not in short]
-    beside = [_start(path, name, None) for name in aside]
-    chosen = find_start(path, short)
-    print(f"RL starts from {chosen}", flush=True)
-    model = str(_folder(path) / chosen / "merged_model")
-    with ThreadPoolExecutor(at_once) as pool:
-        reinforced = [name for name in names if name not in (*short, *aside)]
-        list(pool.map(lambda name: _finish(_start(path, name, model)), reinforced))
-    for child in beside:
-        _finish(child)
+    reinforced = [name for name in names if name not in (*short, *aside)]
+    if reinforced and not short:
+        raise SystemExit("RL starts from a short fine-tuning: add one to --only, '*-short-1600'")
+    with ThreadPoolExecutor(len(aside) or 1) as beside, ThreadPoolExecutor(at_once) as pool:
+        done_aside = beside.map(lambda name: _finish(_start(path, name, None)), aside)
+        if short:
+            chosen = find_start(path, short)
+            print(f"RL starts from {chosen}", flush=True)
+            model = str(_folder(path) / chosen / "merged_model")
+            list(pool.map(lambda name: _finish(_start(path, name, model)), reinforced))
+        list(done_aside)
 
 
 def find_start(path: Path, names: list[str]) -> str:
