@@ -244,6 +244,13 @@ def pip_install(scope, lock):
     run_visibly([VENV_PYTHON, "-I", "-u", "-m", "pip", "install", *options, *what], lock)
 
 
+def is_ours():
+    """May .venv be made and emptied? What a link points to belongs to another checkout, whatever its marker says."""
+    if os.path.islink(VENV):
+        return False
+    return not os.path.isdir(VENV) or not os.listdir(VENV) or os.path.exists(MARKER)
+
+
 def empty_our_folder():
     """Everything but the marker: also when this is killed, the folder stays recognisable as ours."""
     os.makedirs(VENV, exist_ok=True)
@@ -292,15 +299,17 @@ def own_python(scope):
     with locked() as lock:
         if ready(scope):  # the process we waited for has done it
             return VENV_PYTHON
-        if os.path.isdir(VENV) and os.listdir(VENV) and not os.path.exists(MARKER):
+        if not is_ours():
             python = usable_as_is(VENV, scope)
             if python:
                 return python
             raise SetupError(
-                "{} exists, was not made by ragen, and has no ragen in it; it is left alone.\n"
+                "{} {}, and has no ragen in it; it is left alone.\n"
                 "Either use it:\n"
                 "    . .venv/bin/activate && pip install -c constraints.txt -e .\n"
-                "or move it away, and ragen makes its own.".format(VENV)
+                "or move it away, and ragen makes its own.".format(
+                    VENV, "is a link" if os.path.islink(VENV) else "exists, was not made by ragen"
+                )
             )
         set_up(scope, lock)
     return VENV_PYTHON

@@ -206,6 +206,22 @@ def test_a_venv_of_someone_else_with_ragen_in_it_is_used(checkout, capsys):
     assert not (checkout.venv / ".ragen").exists()
 
 
+@pytest.mark.parametrize(("modules", "status"), [(("ragen", "omegaconf"), 0), ((), 2)])
+def test_the_venv_of_another_checkout_behind_a_link_is_never_emptied(checkout, tmp_path, modules, status):
+    theirs = make_environment(tmp_path / "theirs", *modules)
+    (theirs / ".ragen").touch()
+    checkout.venv.symlink_to(theirs)
+    before = sorted(theirs.rglob("*"))
+    assert checkout.run() == (status, [])
+    assert sorted(theirs.rglob("*")) == before
+
+
+def test_a_link_to_nothing_is_named(checkout, capsys):
+    checkout.venv.symlink_to(checkout.root / "gone")
+    assert checkout.run() == (2, [])
+    assert "is a link" in capsys.readouterr().err
+
+
 def test_a_python_without_venv_gets_one_message(checkout, monkeypatch, capsys):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ensurepip" else find_spec(name))
