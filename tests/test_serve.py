@@ -11,24 +11,35 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ragen import serve as served
 from ragen.agent.template import ChatTemplate
 from ragen.cli import main
-from ragen.engine.base import Prompt, Sampling
-from ragen.engine.native.engine import NativeEngine
+from ragen.engine.base import Prompt, Sampled, Sampling
+from ragen.engine.native.engine import EngineRun, NativeEngine
 from ragen.model.load import find_model, load_model
 from ragen.serve.chat import Renderer
-from ragen.serve.web import Completion, Server
+from ragen.serve.engine import Reply
+from ragen.serve.web import Completion, Server, _Handler
 
 SOURCE = Path(__file__).parents[1] / "src"
 SYSTEM = "Sokoban. Actions: Up, Down, Left, Right. Up to 2 a turn: <think></think><answer>action || action</answer>"
 USER = "turn 1/5\n######\n#__O_#\n#_X__#\n#P___#\n#____#\n######\n10 left"
 MESSAGES = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}]
 OPENED = [*MESSAGES, {"role": "assistant", "content": "<think>"}]
+ENDLESS = {  # a reply that goes on to its limit
+    "model": "pocket",
+    "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}],
+    "max_tokens": 2000,
+    "temperature": 0,
+}
 
 
 def has_ipv6():
@@ -145,6 +156,98 @@ def test_a_stream_adds_up_to_the_whole(server, stop, keeps):
         assert not any(word in text(whole) for word in ([stop] if isinstance(stop, str) else stop))
 
 
+class Bytes:
+    """A tokenizer of these tokens; the last id ends a turn."""
+
+    def __init__(self, tokens):
+        self.tokens = [*tokens, b"<end>"]
+
+    def decode(self, ids, skip_special_tokens=False):
+        return b"".join(self.tokens[id_] for id_ in ids).decode(errors="replace")
+
+
+def made_up(tokenizer, ids, stops, keeps):
+    """A completion whose reply is sampled as these ids, up to where it stops."""
+    reply = Reply((0,), 0, len(ids), stops, tokenizer)
+    for count, id_ in enumerate(ids, 1):
+        stopped_by = "end_of_turn" if id_ == len(tokenizer.tokens) - 1 else reply.ends_at(ids[:count])
+        reply.heard(id_, 0.0)
+        if stopped_by:
+            reply.take(Sampled(tuple(ids[:count]), (0.0,) * count, stopped_by))
+            break
+    chat = SimpleNamespace(end_of_turn_id=len(tokenizer.tokens) - 1)
+    renderer = SimpleNamespace(chat=chat, remember=lambda *args, **more: None)
+    asked = SimpleNamespace(stops=stops, keeps_stop=keeps, logprobs=False, usage_in_stream=False, messages=[])
+    return Completion(SimpleNamespace(name="x", tokenizer=tokenizer, renderer=renderer), asked, [reply], lambda: False)
+
+
+def cut_at_stop(tokenizer, ids, stops, keeps):
+    end = len(tokenizer.tokens) - 1
+    for count in range(1, len(ids) + 1):
+        shown = tokenizer.decode(ids[: count - 1] if ids[count - 1] == end else ids[:count])
+        found = [shown.index(stop) for stop in stops if stop in shown]
+        if found and ids[count - 1] != end:
+            return shown if keeps else shown[: min(found)]
+        if ids[count - 1] == end:
+            return shown
+    return shown
+
+
+pieces = st.lists(st.sampled_from([b"a", b"b", b"c", b"\xc3", b"\xa9", b"\xe2", b"\xc3\xa9"]), min_size=1, max_size=9)
+
+
+@given(
+    st.lists(pieces.map(b"".join), min_size=1, max_size=6),
+    st.lists(st.integers(0, 99), min_size=1, max_size=12),
+    st.lists(st.text("abcé", min_size=1, max_size=5), max_size=3).map(tuple),
+    st.booleans(),
+)
+def test_a_stream_adds_up_to_the_whole_for_any_tokens(tokens, numbers, stops, keeps):
+    """Stop texts inside a token, over several, and one inside another; characters in parts."""
+    tokenizer = Bytes(tokens)
+    ids = [number % len(tokenizer.tokens) for number in numbers]
+    whole = text(made_up(tokenizer, ids, stops, keeps).whole())
+    assert whole == cut_at_stop(tokenizer, ids, stops, keeps)
+    chunks = made_up(tokenizer, ids, stops, keeps).chunks()
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == whole
+
+
+def test_log_probs_are_the_model_s_own(server):
+    """Whatever the temperature: here the same tokens, drawn in three ways."""
+    told = []
+    for way in ({"temperature": 0}, {"temperature": 0.2, "top_k": 1}, {"temperature": 3, "top_k": 1}):
+        content = ask(server, logprobs=True, **way)["choices"][0]["logprobs"]["content"]
+        told.append([entry["logprob"] for entry in content])
+    assert told[1] == pytest.approx(told[0], abs=1e-5) and told[2] == pytest.approx(told[0], abs=1e-5)
+
+
+def test_the_bytes_of_tokens_add_up_to_the_text(server):
+    has_parts = False
+    for seed in range(8):
+        answer = ask(server, temperature=50, seed=seed, logprobs=True)
+        content = answer["choices"][0]["logprobs"]["content"]
+        joined = bytes(byte for entry in content for byte in entry["bytes"]).decode(errors="replace")
+        assert joined.removesuffix("<|end|>") == text(answer)
+        has_parts |= any("\ufffd" in entry["token"] for entry in content)
+    assert has_parts
+
+
+@pytest.mark.parametrize(
+    ("spelt", "shown", "expected"),
+    [
+        ("<0xE2>", "\ufffd", [0xE2]),  # as SentencePiece spells a byte
+        ("âĤ", "\ufffd", [0xE2, 0x82]),  # as a byte-level BPE does
+        ("ï¿½", "\ufffd", [0xEF, 0xBF, 0xBD]),
+        ("\ufffd", "\ufffd", None),
+        ("é", "é", [0xC3, 0xA9]),
+    ],
+)
+def test_the_bytes_of_a_part_of_a_character(spelt, shown, expected):
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=lambda id_: spelt)
+    completion = Completion(SimpleNamespace(name="x", tokenizer=tokenizer), None, [], None)
+    assert completion._bytes(0, shown) == expected
+
+
 def test_the_limit_and_several_choices(server):
     answer = ask(server, max_tokens=4, n=3, temperature=9, stop=None)
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 3
@@ -159,6 +262,69 @@ def test_requests_at_once_get_what_they_would_get_alone(server):
     with ThreadPoolExecutor(12) as pool:
         together = list(pool.map(lambda body: text(ask(server, **body)), bodies))
     assert together == alone
+
+
+@contextmanager
+def sent(server, **body):
+    """A connection on which this was asked."""
+    content = json.dumps(ENDLESS | body).encode()
+    port = int(server.base.rsplit(":", 1)[1].removesuffix("/v1"))
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n"
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
+        yield connection
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def begun(server, monkeypatch):
+    """The replies of all requests, as they begin."""
+    replies, submit = [], server.batcher.submit
+    monkeypatch.setattr(server.batcher, "submit", lambda some, how: (replies.extend(some), submit(some, how)))
+    return replies
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_work_for_a_client_that_left_ends(server, begun, streams):
+    with sent(server, stream=streams, n=2):
+        until(lambda: len(begun) == 2)
+    until(lambda: all(reply.sampled for reply in begun))
+    assert all(len(reply.sampled.ids) < ENDLESS["max_tokens"] for reply in begun)
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_a_short_reply_does_not_wait_for_a_long_one(server, begun, temperature):
+    """Drawn in the same way, and in another."""
+    alone = text(ask(server, temperature=temperature))
+    begun.clear()
+    with sent(server, stream=True):
+        until(lambda: begun and begun[0]._was_asked)  # by the engine
+        assert text(ask(server, temperature=temperature)) == alone
+        assert begun[0].sampled is None, "the long one is still on its way"
+    until(lambda: begun[0].sampled)
+
+
+@pytest.mark.parametrize("num_ways", [1, 2])
+def test_more_requests_than_rows(loaded, monkeypatch, num_ways):
+    with Server(loaded, "pocket") as running:
+        bodies = [{"seed": seed, "temperature": 1 + seed % num_ways} for seed in range(6)]
+        expected = [text(ask(running, **body)) for body in bodies]
+        running.batcher.engine.max_rows = 2
+        step = EngineRun.step
+
+        def watched(run):
+            assert len(running.batcher._in_flight()) <= 2
+            return step(run)
+
+        monkeypatch.setattr(EngineRun, "step", watched)
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(lambda body: text(ask(running, **body)), bodies)) == expected
 
 
 def test_messages_of_any_order(server):
@@ -191,6 +357,12 @@ def test_models_and_health(server):
     with urllib.request.urlopen(f"{server.base}/models") as response:
         (model,) = json.load(response)["data"]
     assert (model["id"], model["max_model_len"]) == ("pocket", 2048)
+    for name in ("pocket", "%70ocket/"):
+        with urllib.request.urlopen(f"{server.base}/models/{name}") as response:
+            assert json.load(response) == model
+    with pytest.raises(urllib.error.HTTPError, match="404") as caught:
+        urllib.request.urlopen(f"{server.base}/models/other")
+    caught.value.close()
     with urllib.request.urlopen(server.base.removesuffix("/v1") + "/health") as response:
         assert json.load(response) == {"status": "ok"}
 
@@ -250,21 +422,34 @@ def test_a_server_on_ipv6(loaded):
         assert text(ask(running))
 
 
-def test_other_errors(server):
-    assert post(server, "/completions")[0] == 404
-    assert post(server, kind="text/plain", model="pocket")[0] == 415
-    request = urllib.request.Request(f"{server.base}/chat/completions", b"{", {"Content-Type": "application/json"})
-    with pytest.raises(urllib.error.HTTPError) as caught:
+@pytest.mark.parametrize("size", ["\u00b2", "9" * 5000, "-1", "1e3", ""])
+def test_a_length_that_is_none(server, size):
+    port = int(server.base.rsplit(":", 1)[1].removesuffix("/v1"))
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode("latin-1"))
+        answer = connection.makefile("rb").read().decode()
+    assert answer.startswith("HTTP/1.1 400 ") and "Content-Length must be given as a number" in answer
+
+
+@pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b'{"a":' * 100_000])
+def test_a_body_that_is_no_json(server, body):
+    request = urllib.request.Request(f"{server.base}/chat/completions", body, {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError, match="400") as caught:
         urllib.request.urlopen(request)
     with caught.value as error:
         assert "no JSON" in json.load(error)["error"]["message"]
+
+
+def test_other_errors(server):
+    assert post(server, "/completions")[0] == 404
+    assert post(server, kind="text/plain", model="pocket")[0] == 415
 
 
 def test_a_failing_model_is_an_error_and_not_the_end(server, monkeypatch):
     def fail(*args):
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(server.batcher.engine, "run", fail)
+    monkeypatch.setattr(EngineRun, "decode", fail)
     status, error = error_of(server)
     assert (status, error["message"], error["type"]) == (500, "the model failed: out of luck", "server_error")
     monkeypatch.undo()
@@ -281,24 +466,22 @@ def test_whatever_goes_wrong_is_told(server, monkeypatch, streams, capsys):
     assert "ZeroDivisionError" in capsys.readouterr().err, "and its keeper sees where"
 
 
-def test_a_stopping_server_passes_no_half_reply(loaded):
+def test_a_stopping_server_passes_no_half_reply(loaded, monkeypatch):
     server = Server(loaded, "pocket")
+    server.batcher.engine.max_rows = 1
     server.__enter__()
-    started, run = threading.Event(), server.batcher.engine.run
-
-    def slow(replies, sampling):
-        started.set()
-        while not replies[0].is_cancelled:
-            time.sleep(0.01)
-        run(replies, sampling)
-
-    server.batcher.engine.run = slow
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(error_of, server)
+    started, step = threading.Event(), EngineRun.step
+    monkeypatch.setattr(EngineRun, "step", lambda run: (step(run), started.set()))
+    done, send = [], _Handler._send
+    monkeypatch.setattr(_Handler, "_send", lambda *what: done.append((time.sleep(0.1), send(*what))))
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(error_of, server, **ENDLESS) for _ in range(2)]
         started.wait()
+        until(lambda: server.batcher._waiting)
         server.__exit__()
-        status, error = answer.result()
-    assert (status, error["message"]) == (503, "the server is stopping")
+        assert len(done) == 2, "nothing is left unsaid"
+        told = [answer.result() for answer in answers]
+    assert [(status, error["message"]) for status, error in told] == [(503, "the server is stopping")] * 2
 
 
 # --- the command --------------------------------------------------------------------------------------------------

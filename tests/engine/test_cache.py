@@ -37,6 +37,15 @@ def test_growing_and_keeping_rows_change_no_bit(length, wanted, order, num_kept)
             assert not part[place, :, old.shape[2] :].any()
 
 
+def test_new_rows_come_behind_the_others():
+    cache = filled(10)
+    before = [part.clone() for part in (*cache.keys, *cache.values)]
+    cache.add_rows(2)
+    assert cache.lengths.tolist() == [0] * (ROWS + 2)
+    for part, old in zip((*cache.keys, *cache.values), before, strict=True):
+        assert torch.equal(part[:ROWS], old) and part.shape[0] == ROWS + 2 and not part[ROWS:].any()
+
+
 def test_only_one_tensor_is_there_twice(monkeypatch):
     """When the next one grows, the old form of the one before is gone."""
     cache = filled(10)

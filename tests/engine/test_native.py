@@ -112,7 +112,7 @@ def naive_reply(model, ids, key, sampling):
                 margin = min(margin, abs(running - draw))
                 if chosen is None and running > draw:
                     chosen = id_
-        if margin < 1e-5:
+        if margin < 5e-5:
             return None  # the draw lies within rounding of an edge: either token would be right
         reply.append(chosen)
         log_probs.append(math.log(probs[chosen]))
@@ -134,7 +134,7 @@ def check_against_oracle(conversations, theirs, sampling):
             if wanted is None:
                 break
             assert list(got.ids) == wanted[0]
-            assert got.log_probs == pytest.approx(wanted[1], abs=1e-5)
+            assert got.log_probs == pytest.approx(wanted[1], abs=5e-5)
             assert got.stopped_by == wanted[2]
             context += got.ids
 
@@ -170,6 +170,45 @@ def test_replies_equal_the_oracles(models, listed, sampling, max_rows, burst):
     conversations = [Scripted(*script) for script in listed]
     run(ours, conversations, sampling, max_rows, burst)
     check_against_oracle(conversations, theirs, sampling)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(scripts, st.integers(0, 6)), min_size=1, max_size=7),
+    samplings,
+    st.integers(1, 5),
+    st.integers(1, 4),
+)
+def test_who_joins_a_run_on_its_way_does_not_show(models, listed, sampling, max_rows, burst):
+    ours, theirs = models
+    coming = [(moment, Scripted(*script)) for script, moment in listed]
+    run = NativeEngine(ours, Letters(), END, burst=burst).start([], sampling)
+    for moment in range(1000):
+        run.waiting.extend(conversation for when, conversation in coming if when == moment)
+        run.admit(max_rows)
+        assert len(run.rows) <= max_rows
+        if run.rows:
+            run.step()
+        elif moment > 6:
+            break
+    assert not run.waiting
+    check_against_oracle([conversation for _, conversation in coming], theirs, sampling)
+
+
+def test_who_joins_takes_an_empty_row(models):
+    ours, theirs = models
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, greedy=False, max_tokens=1, stop_at_answer=False)
+    lasting = [Scripted([(2, 3, 4 + key)] * 3, True, key) for key in range(7)]
+    brief, late = Scripted([(2, 3)], True, 7), Scripted([(5, 6, 7), (8,)], True, 8)
+    run = NativeEngine(ours, Letters(), END).start([*lasting[:2], brief, *lasting[2:]], sampling)
+    run.admit(64)
+    assert run.step() == 1 and run.rows[2] is None
+    run.waiting.append(late)
+    run.admit(64)
+    assert run.rows[2].conversation is late and len(run.rows) == 8
+    while run.rows:
+        run.step()
+    check_against_oracle([*lasting, brief, late], theirs, sampling)
 
 
 def conversations_with_shared_prompts():

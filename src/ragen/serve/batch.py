@@ -1,19 +1,21 @@
-"""Requests that wait together are answered together.
+"""Requests are answered together, whenever they come.
 
     with Batcher(engine) as batcher:
         batcher.submit(replies, how)            # returns at once; the replies fill themselves
 
-One thread runs the model. While it answers a batch, requests gather; those that are drawn in the same way go together
-into the next one. A token's draw depends on its own prompt and seed, so nobody sees whom they shared a batch with.
+One thread runs the model, in bursts of a few tokens. Between two bursts, requests that have come join those that are
+drawn in the same way; those that are drawn in different ways take turns. A token's draw depends on its own prompt and
+seed, so nobody sees whom they shared a batch with.
 """
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from ragen.engine.base import Sampling
+from ragen.engine.native.engine import EngineRun
 from ragen.serve.engine import Reply
 
 GATHER_S = 0.01  # clients that were answered together come back together, within this time
@@ -22,9 +24,10 @@ GATHER_S = 0.01  # clients that were answered together come back together, withi
 class Batcher:
     def __init__(self, engine: Any):
         self.engine = engine
-        self._waiting: SimpleQueue[tuple[Sampling, Reply] | None] = SimpleQueue()
+        self._waiting: deque[tuple[Sampling, Reply]] = deque()
+        self._has_news = threading.Event()
+        self._runs: dict[Sampling, EngineRun] = {}
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
-        self._running: list[Reply] = []
         self._is_closed = False
 
     def __enter__(self) -> "Batcher":
@@ -32,47 +35,51 @@ class Batcher:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """What runs is cut short, what waits is refused."""
+        """What runs and what waits is refused."""
         self._is_closed = True
-        for reply in list(self._running):
-            reply.is_cancelled = True
-        self._waiting.put(None)
+        self._has_news.set()
         self._thread.join()
 
     def submit(self, replies: Sequence[Reply], sampling: Sampling) -> None:
-        for reply in replies:
-            self._waiting.put((sampling, reply))
+        self._waiting.extend((sampling, reply) for reply in replies)
+        self._has_news.set()
 
     def _work(self) -> None:
-        while (batch := self._gather()) is not None:
-            for sampling in dict.fromkeys(sampling for sampling, _ in batch):
-                self._answer([reply for how, reply in batch if how == sampling], sampling)
-
-    def _gather(self) -> list[tuple[Sampling, Reply]] | None:
-        """All that waits, a moment after the first of it has come; None at the end."""
-        first = self._waiting.get()
-        time.sleep(GATHER_S)
-        batch = [first]
-        while True:
-            try:
-                batch.append(self._waiting.get_nowait())
-            except Empty:
-                break
-        if None not in batch:
-            return batch
-        for _, reply in filter(None, batch):
+        while not self._is_closed:
+            self._admit()
+            for sampling, run in list(self._runs.items()):
+                self._step(run)
+                if not run.rows:
+                    del self._runs[sampling]
+        for reply in [*self._in_flight(), *(reply for _, reply in list(self._waiting))]:
             reply.is_cancelled = True
             reply.fail(RuntimeError("the server is stopping"))
-        return None
 
-    def _answer(self, replies: list[Reply], sampling: Sampling) -> None:
-        self._running = replies
-        for reply in replies:
-            reply.is_cancelled |= self._is_closed
+    def _admit(self) -> None:
+        """Those that came first, as many as there are rows for; when idle, a moment after the first of them."""
+        if not self._runs and not self._waiting:
+            self._has_news.wait()
+            self._has_news.clear()
+            time.sleep(GATHER_S)
+        room = self.engine.max_rows - len(self._in_flight())
+        for _ in range(min(room, len(self._waiting))):
+            sampling, reply = self._waiting.popleft()
+            if sampling not in self._runs:
+                self._runs[sampling] = self.engine.start([], sampling)
+            self._runs[sampling].waiting.append(reply)
+
+    def _in_flight(self) -> list[Reply]:
+        return [reply for run in self._runs.values() for reply in _replies(run)]
+
+    def _step(self, run: EngineRun) -> None:
         try:
-            self.engine.run(replies, sampling)
+            run.admit(self.engine.max_rows)
+            run.step()
         except Exception as error:  # whatever it is, the clients hear of it and the server goes on
-            for reply in replies:
+            for reply in _replies(run):
                 reply.fail(error)
-        finally:
-            self._running = []
+            run.rows = []
+
+
+def _replies(run: EngineRun) -> list[Reply]:
+    return [*(row.conversation for row in run.rows if row is not None), *run.waiting]

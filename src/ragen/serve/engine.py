@@ -3,13 +3,17 @@
     engine = StreamingEngine(model, tokenizer, end_of_turn_id)
     engine.run([reply], sampling)                  # reply.heard(id, log_prob) for every token
 
-What is sampled is what `NativeEngine` samples: only the end of a reply is looked for more often.
+What is sampled is what `NativeEngine` samples: only the end of a reply is looked for more often. Log-probs are those of
+the model's own distribution, whatever the temperature, as OpenAI's clients expect.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
 from ragen.engine.native.engine import EngineRun, NativeEngine, Row
@@ -77,6 +81,10 @@ class StreamingEngine(NativeEngine):
 
 
 class _StreamingRun(EngineRun):
+    def _draw(self, logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        ids, _ = super()._draw(logits, draws)
+        return ids, torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[:, None])[:, 0]
+
     def _read(self, row: Row, ids: list[int], log_probs: list[float]) -> str:
         reply = row.conversation
         for id_, log_prob in zip(ids, log_probs, strict=True):

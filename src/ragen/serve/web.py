@@ -1,4 +1,4 @@
-"""HTTP for one model: `/v1/chat/completions` (whole or as a stream), `/v1/models`, `/health`.
+"""HTTP for one model: `/v1/chat/completions` (whole or as a stream), `/v1/models`, `/v1/models/NAME`, `/health`.
 
     with Server(loaded, "pocket", "127.0.0.1", 8000) as server:
         server.base                                        # http://127.0.0.1:8000/v1
@@ -9,15 +9,20 @@ ignored in silence. Besides OpenAI's fields: `top_k`, `include_stop_str_in_outpu
 """
 
 import json
+import re
 import secrets
+import select
 import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
+
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ragen.counter import bits
 from ragen.engine.base import Sampling
@@ -54,6 +59,8 @@ FIELDS = (
     "seed", "logprobs", "include_stop_str_in_output", "stream_options",
 )  # fmt: skip
 MAX_CHOICES = 128
+BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}  # how byte-level tokenizers spell bytes
+GOODBYE_S = 5  # for telling a client that the server stops
 UNKNOWN_LENGTH = 4096  # tokens, of a model that does not say for how many it was made
 
 
@@ -78,6 +85,7 @@ class Server:
         self.created = int(time.time())
         engine = StreamingEngine(loaded.model, loaded.tokenizer, self.renderer.chat.end_of_turn_id)
         self.batcher = Batcher(engine)
+        self.answering: set[threading.Thread] = set()
         try:
             self._web = (_Web6 if ":" in host else _Web)(
                 (host, port), type("Handler", (_Handler,), {"server_of_model": self})
@@ -97,6 +105,8 @@ class Server:
         self._web.shutdown()
         self._web.server_close()
         self._stack.close()
+        for thread in list(self.answering):  # else it could end with the process, its answer unsent
+            thread.join(GOODBYE_S)
 
     def wait(self) -> None:
         """Until interrupted."""
@@ -105,12 +115,15 @@ class Server:
 
     # --- requests -----------------------------------------------------------------------------------------------
 
-    def models(self) -> dict[str, Any]:
+    def model(self) -> dict[str, Any]:
         one = {"id": self.name, "object": "model", "created": self.created, "owned_by": "ragen"}
-        return {"object": "list", "data": [one | {"max_model_len": self.limit}]}
+        return one | {"max_model_len": self.limit}
 
-    def begin(self, body: Any) -> "Completion":
-        """Check a request and hand it to the model."""
+    def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [self.model()]}
+
+    def begin(self, body: Any, has_left: Callable[[], bool]) -> "Completion":
+        """Check a request and hand it to the model. `has_left` tells whether the client is gone."""
         asked = _Asked(body, self.names)
         try:
             ids = tuple(self.renderer.ids(asked.messages))
@@ -126,7 +139,7 @@ class Server:
             )
         replies = [Reply(ids, key, asked.max_tokens or room, asked.stops, self.tokenizer) for key in asked.draw_keys()]
         self.batcher.submit(replies, asked.sampling)
-        return Completion(self, asked, replies)
+        return Completion(self, asked, replies, has_left)
 
 
 class _Asked:
@@ -191,8 +204,8 @@ class _Asked:
 class Completion:
     """One answer on its way."""
 
-    def __init__(self, server: Server, asked: _Asked, replies: Sequence[Reply]):
-        self.server, self.asked, self.replies = server, asked, replies
+    def __init__(self, server: Server, asked: _Asked, replies: Sequence[Reply], has_left: Callable[[], bool]):
+        self.server, self.asked, self.replies, self.has_left = server, asked, replies, has_left
         self.head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -202,7 +215,7 @@ class Completion:
     def whole(self) -> dict[str, Any]:
         choices = []
         for index, reply in enumerate(self.replies):
-            tokens = list(iter(reply.arrivals.get, None))
+            tokens = list(self._tokens(reply))
             self._check(reply)
             text = self._finish(reply)
             choice = {"index": index, "message": {"role": "assistant", "content": text}, **self._end(reply)}
@@ -215,10 +228,10 @@ class Completion:
             yield self._chunk(index, {"role": "assistant", "content": ""})
             ids: list[int] = []
             sent, unsent = "", []
-            while (token := reply.arrivals.get()) is not None:
+            for token in self._tokens(reply):
                 ids.append(token.id)
                 unsent.append(token)
-                text = self._safe(ids)
+                text = self._safe(ids, len(sent))
                 if len(text) > len(sent) and text.startswith(sent):
                     yield self._chunk(index, {"content": text[len(sent) :]}, unsent)
                     sent, unsent = text, []
@@ -230,7 +243,14 @@ class Completion:
         if self.asked.usage_in_stream:
             yield self.head | {"object": "chat.completion.chunk", "choices": [], "usage": self._usage()}
 
+    def _tokens(self, reply: Reply) -> Iterator[Token]:
+        while (token := reply.arrivals.get()) is not None:
+            if self.has_left():
+                raise ConnectionResetError("nobody listens any more")
+            yield token
+
     def cancel(self) -> None:
+        """What is not done yet need not be."""
         for reply in self.replies:
             reply.is_cancelled = True
 
@@ -253,12 +273,12 @@ class Completion:
             ids = ids[:-1]
         return self.server.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def _safe(self, ids: Sequence[int]) -> str:
-        """What can be sent: no half of a character, and nothing that may turn out to be the stop text."""
+    def _safe(self, ids: Sequence[int], num_sent: int) -> str:
+        """What can be sent: no half of a character, and nothing that is or may become a stop text."""
         text = self._decode(ids).rstrip("\ufffd")
         if not self.asked.stops or self.asked.keeps_stop:
             return text
-        for start in range(max(0, len(text) - max(map(len, self.asked.stops))), len(text)):
+        for start in range(num_sent, len(text)):
             if any(stop.startswith(text[start:]) or text[start:].startswith(stop) for stop in self.asked.stops):
                 return text[:start]
         return text
@@ -268,7 +288,7 @@ class Completion:
         sampled = reply.sampled
         text = self._decode(sampled.ids)
         if reply.stop_text is not None and not self.asked.keeps_stop:
-            text = text[: text.index(reply.stop_text)]
+            text = text.partition(reply.stop_text)[0]
         else:
             self.server.renderer.remember(
                 self.asked.messages, sampled.ids, text, ended_itself=sampled.stopped_by == "end_of_turn"
@@ -283,9 +303,18 @@ class Completion:
         content = []
         for token in tokens:
             text = self.server.tokenizer.decode([token.id], skip_special_tokens=False)
-            entry = {"token": text, "logprob": token.log_prob, "bytes": list(text.encode()), "top_logprobs": []}
+            entry = {"token": text, "logprob": token.log_prob, "bytes": self._bytes(token.id, text), "top_logprobs": []}
             content.append(entry)
         return {"content": content, "refusal": None}
+
+    def _bytes(self, id_: int, text: str) -> list[int] | None:
+        """Those of a token. A part of a character has no text: its bytes are what the vocabulary spells, if it does."""
+        if "\ufffd" not in text:
+            return list(text.encode())
+        spelt = self.server.tokenizer.convert_ids_to_tokens(id_)
+        byte = re.fullmatch("<0x([0-9A-F]{2})>", spelt)
+        found = bytes.fromhex(byte[1]) if byte else bytes(BYTES[letter] for letter in spelt if letter in BYTES)
+        return list(found) if found.decode(errors="replace") == text else None
 
     def _usage(self) -> dict[str, int]:
         prompt = len(self.replies[0].prompt_ids)
@@ -381,16 +410,23 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 600
 
     def do_GET(self) -> None:
-        self._answer({"/v1/models": self.server_of_model.models, "/health": lambda: {"status": "ok"}})
+        server = self.server_of_model
+        by_name = {f"/v1/models/{name}": server.model for name in server.names}
+        self._answer({"/v1/models": server.models, "/health": lambda: {"status": "ok"}} | by_name)
 
     def do_POST(self) -> None:
-        self._answer({"/v1/chat/completions": self._complete})
+        thread, answering = threading.current_thread(), self.server_of_model.answering
+        answering.add(thread)
+        try:
+            self._answer({"/v1/chat/completions": self._complete})
+        finally:
+            answering.discard(thread)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet: a request is no news."""
 
     def _answer(self, routes: Mapping[str, Any]) -> None:
-        path = self.path.partition("?")[0].rstrip("/")
+        path = unquote(self.path.partition("?")[0]).rstrip("/")
         try:
             if path not in routes:
                 known = ", ".join(("POST /v1/chat/completions", "GET /v1/models", "GET /health"))
@@ -409,9 +445,22 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(500, _failed(error).body)
 
     def _complete(self) -> dict[str, Any] | None:
-        completion = self.server_of_model.begin(self._body())
-        if not completion.asked.stream:
-            return completion.whole()
+        completion = self.server_of_model.begin(self._body(), self._has_left)
+        try:
+            if not completion.asked.stream:
+                return completion.whole()
+            self._stream(completion)
+        finally:
+            completion.cancel()
+        return None
+
+    def _has_left(self) -> bool:
+        """Whether the client has closed the connection."""
+        watched = select.poll()
+        watched.register(self.connection, select.POLLIN)
+        return bool(watched.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+
+    def _stream(self, completion: Completion) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Cache-Control", "no-cache")
@@ -425,11 +474,10 @@ class _Handler(BaseHTTPRequestHandler):
         except BadRequest as error:  # too late for a status
             self._event(json.dumps(error.body))
         except OSError:
-            completion.cancel()  # nobody listens any more
+            pass  # nobody listens any more
         except Exception as error:
             traceback.print_exc()
             self._event(json.dumps(_failed(error).body))
-        return None
 
     def _event(self, text: str) -> None:
         self.wfile.write(f"data: {text}\n\n".encode())
@@ -438,9 +486,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> Any:
         kind = self.headers.get("Content-Type", "")
         size = self.headers.get("Content-Length", "")
-        if not size.isdigit() or int(size) > MAX_BODY_BYTES:
-            self.close_connection = True
-            raise BadRequest(f"Content-Length must be given, and at most {MAX_BODY_BYTES}", status=413)
+        if not re.fullmatch("[0-9]{1,18}", size):
+            raise BadRequest(f"Content-Length must be given as a number, not {size[:100]!r}")
+        if int(size) > MAX_BODY_BYTES:
+            raise BadRequest(f"Content-Length must be at most {MAX_BODY_BYTES}", status=413)
         content = self.rfile.read(int(size))
         if kind.partition(";")[0].strip() != "application/json":  # a web page elsewhere cannot send this unasked
             raise BadRequest("Content-Type must be application/json", status=415)
@@ -449,7 +498,7 @@ class _Handler(BaseHTTPRequestHandler):
             json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise BadRequest("a text of the body holds half of a character, a lone surrogate such as \\ud83d") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadRequest(f"the body is no JSON: {error}") from error
         return body
 

@@ -32,6 +32,12 @@ class RowCache:
         self._replace(lambda part: F.pad(part, (0, 0, 0, added)))
         self.capacity += added
 
+    def add_rows(self, count: int) -> None:
+        """So many more, behind the others."""
+        if count:
+            self.lengths = F.pad(self.lengths, (0, count))
+            self._replace(lambda part: F.pad(part, (0, 0, 0, 0, 0, 0, 0, count)))
+
     def keep_rows(self, rows: Tensor) -> None:
         """Only these rows, in this order."""
         self.lengths = self.lengths[rows]

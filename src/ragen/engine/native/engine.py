@@ -11,11 +11,13 @@ The last token of a prompt is not prefilled: it is the first input of the next b
 one place.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
 from ragen.engine.native.cache import Decode, Prefill, RowCache
@@ -86,7 +88,6 @@ class NativeEngine:
         self.can_end_answer = _tokens_with(tokenizer, ANSWER_END[-1])
         self.cut_ids = {tokenizer.eos_token_id, tokenizer.pad_token_id} - {None, end_of_turn_id}
 
-    @torch.no_grad()
     def run(
         self,
         conversations: Sequence[Conversation],
@@ -96,9 +97,7 @@ class NativeEngine:
         run = self.start(list(conversations), sampling)
         run.admit(self.max_rows)
         while run.rows:
-            run.prefill()
-            run.decode()
-            num_finished = run.collect()
+            num_finished = run.step()
             if num_finished:
                 on_finished(num_finished)
         return run.statistics
@@ -108,34 +107,41 @@ class NativeEngine:
 
 
 class EngineRun:
-    """The state of one call of `run`."""
+    """Conversations on their way: all of one call of `run`, or more that join (`waiting.append`, `admit`)."""
 
     def __init__(self, engine: NativeEngine, waiting: list[Conversation], sampling: Sampling):
         self.engine, self.sampling = engine, sampling
-        self.waiting = waiting[::-1]
+        self.waiting = deque(waiting)
         self.rows: list[Row | None] = []
         self.arrivals: list[int] = []  # rows with a new prompt
         self.statistics = Statistics()
+        shape, weight = engine.model.shape, next(engine.model.parameters())
+        self.cache = RowCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, 0, weight)
+        self.device = weight.device
+
+    @torch.no_grad()
+    def step(self) -> int:
+        """One burst; returns how many conversations ended with it."""
+        self.prefill()
+        self.decode()
+        return self.collect()
 
     # --- rows ---------------------------------------------------------------------------------------------------
 
     def admit(self, num_rows: int) -> None:
-        """The first conversations take the rows."""
-        while self.waiting and len(self.rows) < num_rows:
+        """Those that wait take the empty rows, and new ones up to so many."""
+        places = deque(index for index in range(num_rows) if index >= len(self.rows) or self.rows[index] is None)
+        while self.waiting and places:
             row = self._next_waiting([])
             if row is not None:
-                self.arrivals.append(len(self.rows))
-                self.rows.append(row)
-        model = self.engine.model
-        weight = next(model.parameters())
-        self.cache = RowCache(
-            model.shape.num_layers, model.shape.num_kv_heads, model.shape.head_dim, len(self.rows), weight
-        )
-        self.device = weight.device
+                index = places.popleft()
+                self.rows[index : index + 1] = [row]
+                self.arrivals.append(index)
+        self.cache.add_rows(len(self.rows) - len(self.cache.lengths))
 
     def _next_waiting(self, held: list[int]) -> Row | None:
         """The next conversation, in a row whose cache holds these tokens: what its prompt shares with them is there."""
-        conversation = self.waiting.pop()
+        conversation = self.waiting.popleft()
         prompt = conversation.prompt()
         if prompt is None:
             return None
@@ -229,7 +235,7 @@ class EngineRun:
         sampled, log_probs = [], []
         for offset in range(self.engine.burst):
             hidden = model.hidden(ids, cache.lengths, Decode(cache, longest + offset + 1))
-            ids, chosen = sample(model.logits(hidden), uniforms(keys, positions + offset), self.sampling)
+            ids, chosen = self._draw(model.logits(hidden), uniforms(keys, positions + offset))
             cache.lengths = cache.lengths + 1
             sampled.append(ids)
             log_probs.append(chosen)
@@ -239,6 +245,9 @@ class EngineRun:
             if row is not None:
                 row.num_fed += self.engine.burst
         self.statistics.decoded += self.engine.burst * sum(row is not None for row in rows)
+
+    def _draw(self, logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        return sample(logits, draws, self.sampling)
 
     # --- replies ------------------------------------------------------------------------------------------------
 
