@@ -69,7 +69,8 @@ def test_a_model_that_cannot_be_had_is_said_before_anything_is_built(tmp_path):
     words = ("model_path=no/such-model", "algorithm.adv_estimator=grpo", "trainer.save_freq=-1")
     run = ragen("train", *words, f"trainer.default_local_dir={tmp_path / 'run'}", HF_HUB_OFFLINE="1")
     assert run.returncode == 2
-    for part in ("model no/such-model cannot be had", "local Hugging Face cache", "model_path=pocket"):
+    keys = ("model_path=pocket", "sft.training.base_model=pocket")
+    for part in ("model no/such-model cannot be had", "local Hugging Face cache", *keys):
         assert part in run.stderr
     assert "Traceback" not in run.stderr
     assert not (tmp_path / "run").exists()

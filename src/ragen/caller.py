@@ -16,7 +16,7 @@ def caller_folder() -> str:
 
 
 def from_caller(path: str, caller: str) -> str:
-    return os.path.join(caller, path)
+    return os.path.join(caller, os.path.expanduser(path))
 
 
 def model_from(name: str, caller: str) -> str:

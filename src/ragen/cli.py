@@ -138,7 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         _discard_output()
-        print(f"ragen {arguments[0]}: {error.strerror or error}: {error.filename or 'the output'}", file=sys.stderr)
+        told = f"{error.strerror}: {error.filename or 'the output'}" if error.strerror else error
+        print(f"ragen {arguments[0]}: {told}", file=sys.stderr)
         return 1
 
 
@@ -292,6 +293,7 @@ def _add_merge(verbs: Any) -> None:
     )
     merge.add_argument("checkpoint", metavar="CHECKPOINT", help="global_step_<N> of a run, or a folder with an adapter")
     merge.add_argument("--output", metavar="DIR", help="folder (default CHECKPOINT_merged)")
+    merge.add_argument("--base", metavar="MODEL", help="folder or name of the base (default: as the adapter names it)")
     merge.add_argument("--dry-run", action="store_true", help="say what would be written and stop")
     merge.set_defaults(verb=_merge)
 
@@ -483,7 +485,7 @@ def _plot(options: argparse.Namespace) -> int:
         return 0
     from ragen.report.gradient_plots import note_without_table, plot
 
-    output = Path(caller, options.output_dir) if options.output_dir else None
+    output = Path(from_caller(options.output_dir, caller)) if options.output_dir else None
     for note in filter(None, map(note_without_table, sources)):
         print(f"note: {note}", file=sys.stderr)
     for path in plot(sources, options.step or (), output):
@@ -503,8 +505,9 @@ def _merge(options: argparse.Namespace) -> int:
     from ragen.train.merge import merge, plan
 
     caller = caller_folder()
-    output = Path(caller, options.output) if options.output else None
-    planned = plan(Path(caller, options.checkpoint), output)
+    output = Path(from_caller(options.output, caller)) if options.output else None
+    base = model_from(options.base, caller) if options.base else None
+    planned = plan(Path(from_caller(options.checkpoint, caller)), output, base)
     print(planned)
     if not options.dry_run:
         merge(planned)

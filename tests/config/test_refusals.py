@@ -15,6 +15,11 @@ REFUSED = [
     (["actor_rollout_ref.rollout_filter_strategy=top_p"], "did you mean actor_rollout_ref.rollout.rollout_filter_strategy?"),
     (["custom_envs.CoordSokoban.max_actions=3"], "did you mean custom_envs.CoordSokoban.max_actions_per_traj?"),
     (["nonsense=1"], "unknown key nonsense"),
+    (["lora_rank=4"], "unknown key lora_rank; did you mean lora.rank? (in fine-tuning: sft.training.lora_rank)"),
+    (["sokoban", "model.lora_rank=4"], "did you mean lora.rank?"),
+    (["sokoban", "training.lora_alpha=4"], "did you mean lora.alpha?"),
+    (["sft.lora_rank=4"], "did you mean sft.training.lora_rank?"),
+    (["lora.dropout=0.1"], "unknown key lora.dropout; there are lora.rank, lora.alpha, lora.target_modules"),
     (["~trainer.test_frq"], "unknown key trainer.test_frq"),
     # types
     (["trainer.test_freq=often"], "trainer.test_freq=often: takes a whole number"),
@@ -77,6 +82,12 @@ REFUSED = [
     (["trainer.default_local_dir=''"], "must not be empty"),
     (["trainer.experiment_name=' '"], "must not be empty"),
     (["lora.alpha=0", "lora.rank=8"], "lora.alpha=0: must be at least 1 with lora.rank=8"),
+    (["lora.rank=8", "lora.target_modules=[]"], "lora.target_modules=[]: names no layer"),
+    (["lora.rank=8", "lora.target_modules=' , '"], "names no layer"),
+    (["lora.rank=8", "lora.target_modules=all_linear"], "lora.target_modules=all_linear: did you mean all-linear?"),
+    (["critic.model.lora_rank=8", "critic.model.target_modules=[All-Linear]"], "critic.model.target_modules=['All-Linear']: did you mean all-linear?"),
+    (["model_path=pocket", "lora.rank=8", "lora.target_modules=[q_prj]"], "lora.target_modules=['q_prj']: no linear layer is called q_prj; did you mean q_proj?"),
+    (["model_path=pocket", "lora.rank=8", "lora.target_modules=mlp"], "no linear layer is called mlp. Known: q_proj"),
     (["trainer.resume_from_path=/x/global_step_foo"], "global_step_<N>"),
     (["trainer.gradient_analysis_only=True"], "gradient_analysis_mode=True"),
     (["es_manager.train.env_configs.tags=[]"], "tags is empty"),
@@ -127,6 +138,24 @@ def test_refused(words, message):
     with pytest.raises(ConfigError) as caught:
         resolve(words, environ={})
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["trainer.default_local_dir", "trainer.rollout_data_dir"])
+def test_a_run_is_not_written_into_a_file(tmp_path, key):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"{key}={tmp_path}/file/a: {tmp_path}/file is no folder"):
+        resolve([f"{key}={tmp_path}/file/a"], environ={})
+    assert resolve([f"{key}={tmp_path}/new/a"], environ={})
+
+
+@pytest.mark.parametrize(
+    "targets",
+    ["all-linear", "[all-linear]", "[q_proj,self_attn.v_proj]", "'q_proj, v_proj'", "'.*_proj'", r"'.*\.(q|v)_prj'"],
+)
+def test_layers_that_may_be_there(targets):
+    words = ["model_path=pocket", "lora.rank=8", f"lora.target_modules={targets}"]
+    assert resolve(words, environ={}).config.lora.rank == 8
+    assert resolve(["model_path=pocket", "lora.target_modules=[]"], environ={}).config.lora.rank == 0, "without a rank"
 
 
 def test_unknown_recipe_lists_the_known():

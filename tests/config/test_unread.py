@@ -74,6 +74,38 @@ def test_the_other_way_round():
     assert no_effect(*words, rl_or_sft="sft_then_rl") == {}
 
 
+def test_what_describes_an_adapter_needs_a_rank():
+    told = "is 0: all weights are trained, and there is no adapter"
+    words = ["lora.alpha=8", "lora.target_modules=[q_proj]", "critic.model.lora_alpha=4"]
+    assert resolve(["sokoban", *words], environ={}).no_effect == {
+        "lora.alpha": f"lora.rank {told}",
+        "lora.target_modules": f"lora.rank {told}",
+        "critic.model.lora_alpha": f"critic.model.lora_rank {told}",
+    }
+    assert resolve([*words, "lora.rank=8"], environ={}).no_effect == {}
+    assert resolve([*words, "critic.model.lora_rank=8"], environ={}).no_effect == {}
+    assert no_effect("sft.training.lora_alpha=8") == {}
+    assert no_effect("sft.training.lora_alpha=8", "sft.training.lora_rank=0") == {
+        "sft.training.lora_alpha": f"sft.training.lora_rank {told}"
+    }
+
+
+def test_boards_that_are_not_played_are_said():
+    other = "custom_envs.CoordSokoban.env_config.dim_x"
+    words = ["sft.frozenlake.size=5", "sft.sokoban.dim_x=7", f"{other}=9"]
+    told = {"sft.frozenlake.size": "the game of the data is sokoban", other: "this run plays SokobanV1"}
+    assert no_effect(*words) == told
+    assert no_effect(*words, rl_or_sft="sft_then_rl").keys() == told.keys()
+    assert no_effect("es_manager.val.env_configs.tags=[SimpleSokoban]", "env.env_kwargs.dim_x=7") == {
+        "env.env_kwargs.dim_x": "this run plays SimpleSokoban"
+    }
+    words = [f"{other}=9", "custom_envs.SimpleSokoban.env_config.dim_x=9"]
+    assert resolve(["es_manager.val.env_configs.tags=[SimpleSokoban]", *words], environ={}).no_effect == {}
+    assert resolve(words, environ={}).no_effect == {
+        "custom_envs.SimpleSokoban.env_config.dim_x": "this run plays CoordSokoban"
+    }
+
+
 def test_the_documented_commands_have_one_such_line_at_most():
     for words in commands():
         resolved = resolve(words, environ={})

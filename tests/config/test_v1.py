@@ -178,8 +178,8 @@ def test_fine_tuning_validates_the_tuned_model_in_the_tuned_game():
     ("words", "says"),
     [
         (["sokoban", "rl_or_sft=sft", "sft.env_type=frozenlake"], "sft.env_type=frozenlake, but"),
-        (["sokoban", "rl_or_sft=sft", "model.base_model=x"], "model.base_model=x, but"),
-        (["rl_or_sft=sft", "es_manager.val.env_configs.tags=[Bandit]"], "no fine-tuning data for bandit"),
+        (["sokoban", "rl_or_sft=sft", "model.base_model=x", "sft.training.base_model=y"], "model.base_model=x, but"),
+        (["rl_or_sft=sft", "es_manager.val.env_configs.tags=[Bandit,FrozenLake]"], "no fine-tuning data for bandit, f"),
     ],
 )
 def test_fine_tuning_refuses_a_mismatch(words, says):

@@ -6,12 +6,13 @@ with scripted_server(lambda body: (200, reply("Up"))) as server:
 
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Scripted:
-    """An OpenAI-like server: `answer(body)` gives a status (0: none at all), a JSON body and headers."""
+    """An OpenAI-like server: `answer(body)` gives a status (0: none at all), a JSON body or its bytes, and headers."""
 
     def __init__(self, answer, port=0):
         self.answer, self.bodies, self.headers = answer, [], []
@@ -25,13 +26,16 @@ class Scripted:
                 status, content, *headers = outer.answer(body)
                 if status == 0:  # killed: the connection ends without a word
                     return
-                data = json.dumps(content).encode()
+                parts = content if isinstance(content, Iterator) else [json.dumps(content).encode()]
                 self.send_response(status)
                 for name, value in (headers[0] if headers else {}).items():
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
-                self.wfile.write(data)
+                try:
+                    for part in parts:
+                        self.wfile.write(part)
+                except OSError:  # nobody listens any more
+                    pass
 
             def log_message(self, *args):
                 pass

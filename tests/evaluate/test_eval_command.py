@@ -167,6 +167,17 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
         ("--api-base http://x/v1", "belong together"),
         ("--api-model m", "belong together"),
         ("--api-base x/v1 --api-model m", "must begin with http:// or https://"),
+        (
+            "--api-base http://:8000/v1 --api-model m",
+            "http://:8000/v1: must begin with http:// or https://, name a host",
+        ),
+        ("--api-base http://h/v1?a=b --api-model m", "end with a path"),
+        ("--api-base http://h:abc/v1 --api-model m", "--api-base http://h:abc/v1: Port"),
+        ("--api-base http://h:99999/v1 --api-model m", "--api-base http://h:99999/v1: Port"),
+        ("--api-base http://[::1/v1 --api-model m", "--api-base http://[::1/v1: Invalid IPv6"),
+        ("--api-base 'http://h/a b/v1' --api-model m", "are written as %20 and %C3%BC"),
+        ("--api-base http://h/ü/v1 --api-model m", "--api-base 'http://h/ü/v1': "),
+        ("pocket --env ''", "--env '': no such environment"),
         ("pocket --concurrency 0", "--concurrency 0: must be at least 1"),
         ("pocket --patience 0", "--patience 0: must be above 0"),
     ],
@@ -175,6 +186,21 @@ def test_what_cannot_work_is_one_message(line, says, capsys):
     assert main(["eval", *shlex.split(line), "--dry-run"]) == 2
     err = capsys.readouterr().err
     assert says in err and "Traceback" not in err
+
+
+def test_no_secret_is_printed(monkeypatch, capsys):
+    words = ["eval", "--api-base", "http://h/v1", "--api-model", "m", "--dry-run"]
+    monkeypatch.setenv("OPENAI_API_KEY", " sk-SECRET\r\n")
+    assert main(words) == 0 and ServerModel("http://h/v1", "m", "OPENAI_API_KEY").key == "sk-SECRET"
+    for key in ("sk-SEC\rRET", "sk-SECRETü", "sk SECRET"):
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        assert main(words) == 2
+    for base in ("http://user:SECRET@h/v1", "http://user:SECRET@h:abc/v1", "http://user:SECRET@[::1/v1"):
+        assert main(["eval", "--api-base", base, "--api-model", "m", "--dry-run"]) == 2
+    said = "".join(capsys.readouterr())
+    assert (
+        "SEC" not in said and said.count("see --api-key-env") == 3 and said.count("--api-key-env OPENAI_API_KEY") == 3
+    )
 
 
 @pytest.mark.parametrize(("name", "says"), [
@@ -211,6 +237,7 @@ def test_every_model_is_found_before_the_first_one_plays(tmp_path, monkeypatch, 
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
     config["base_model_name_or_path"] = str(tmp_path / "gone")
     (adapter / "adapter_config.json").write_text(json.dumps(config))
+    (adapter / "adapter_model.safetensors").touch()
     monkeypatch.setattr("ragen.evaluate.run._play_all", lambda *given: pytest.fail("something plays"))
     assert main(["eval", "pocket", str(adapter), "--output", str(tmp_path / "out")]) == 2
     assert f"model {adapter} is an adapter of {tmp_path / 'gone'}" in capsys.readouterr().err

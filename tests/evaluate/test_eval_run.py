@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import datetime
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,14 @@ def test_evaluations_under_one_name_do_not_overwrite_each_other(tmp_path):
     assert [len(read_lines(tmp_path / name)) for name in names[:2]] == [1, 2]
 
 
+def test_evaluations_of_the_same_second_do_not_overwrite_each_other(tmp_path):
+    words = ["output.append_timestamp=True"]
+    names = [evaluated(tmp_path, episodes=episodes, words=words).path.name for episodes in (1, 2)]
+    assert names == ["val_rollouts_20260102_030405.jsonl", "val_rollouts_20260102_030405_2.jsonl"]
+    assert [len(read_lines(tmp_path / name)) for name in names] == [1, 2]
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".html"] * 2 + [".jsonl"] * 2 + [".md"] * 2
+
+
 def test_as_many_episodes_at_a_time_as_were_asked_for(tmp_path, monkeypatch):
     admitted, admit = [], EngineRun.admit
     monkeypatch.setattr(EngineRun, "admit", lambda run, rows: (admitted.append(rows), admit(run, rows))[1])
@@ -268,6 +277,19 @@ def test_another_setting_has_another_journal(tmp_path):
     assert name(words=["output.filename=other.pkl", "trainer.test_freq=7"]) == same
 
 
+def test_whatever_is_read_of_a_model_sets_it_apart(tmp_path):
+    names = ("config.json", "model.safetensors", "chat_template.jinja", "tokenizer.model", "merges.txt")
+    for name in names:
+        (tmp_path / name).write_text("one")
+    found = [LocalModel(str(tmp_path), "m").fingerprint()]
+    for name in names:
+        (tmp_path / name).write_text("another")
+        found.append(LocalModel(str(tmp_path), "m").fingerprint())
+    (tmp_path / "README.md").write_text("changes nothing")
+    assert LocalModel(str(tmp_path), "m").fingerprint() == found[-1]
+    assert all(found.count(one) == 1 for one in found)
+
+
 # --- through a server ---------------------------------------------------------------------------------------------
 
 
@@ -296,11 +318,11 @@ def test_a_server_that_is_killed_and_comes_back_loses_nothing(pocket, tmp_path):
         time.sleep(0.3)
         second.append(Server(pocket, "pocket", port=port).__enter__())
 
-    def counted(body):
-        begun.append(body)
+    def counted(*request):
+        begun.append(request)
         if len(begun) == 4:
             threading.Thread(target=restart).start()
-        return begin(body)
+        return begin(*request)
 
     first.begin = counted
     told = []
@@ -400,6 +422,44 @@ def test_a_server_without_prefill_is_marked_in_the_table(tmp_path):
     assert cells(result.rows[0], result.rows)[-1].endswith("no prefill")
     first = read_lines(result.path)[0]
     assert first["messages"][2]["content"] == f"<think>{UP}" and "sequences" not in first
+    assert "notes" not in first
+
+
+def test_what_a_server_did_not_do_is_remembered_with_the_episodes(tmp_path):
+    """The second call learns it anew for model n; all of m comes from the journal."""
+
+    def answer(body):
+        if len(body["messages"]) % 2:
+            return 400, {"error": {"message": "the last message must not be the assistant's"}}
+        return 200, reply(f"<think>{UP}")
+
+    with scripted_server(answer) as server:
+        models = tuple(ServerModel(server.base, name, "NO_KEY") for name in ("m", "n"))
+        options = {"models": models, "episodes": 2}
+        little = ServerOptions(concurrency=1, max_requests=9)
+        assert evaluated(tmp_path, **options, server=little).status == "stopped"
+        result = evaluated(tmp_path, **options)
+    assert [row.notes for row in result.rows] == [("no prefill",)] * 2
+
+
+def test_an_episode_under_another_rule_is_counted():
+    assert running._rules([{"notes": ["no prefill"]}, {"notes": []}, {}]) == ("no prefill in 1 of 3 episodes",)
+
+
+def test_what_was_finished_is_told_of_a_server_that_is_gone(tmp_path):
+    """Three turns are answered, which is one episode, and a fourth one; then the server is killed."""
+    answers = chain(repeat((200, reply(UP)), 4), repeat((0, {})))
+    told = []
+    with scripted_server(lambda body: next(answers)) as server:
+        models = (ServerModel(server.base, "m", "NO_KEY"), POCKET)
+        options = ServerOptions(concurrency=1, patience_s=0.01)
+        result = evaluated(tmp_path, told.append, models=models, server=options)
+    served, here = result.rows
+    assert (result.status, len(served.outcomes), served.num_failed, served.num_left) == ("failed", 1, 4, 0)
+    assert here.is_whole and len(read_lines(result.path)) == 1 + 5
+    assert "4 failed and not scored" in cells(served, result.rows)[-1] and any(
+        "(tried for 0.01 s)" in one for one in told
+    )
 
 
 # --- the command --------------------------------------------------------------------------------------------------

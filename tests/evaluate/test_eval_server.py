@@ -1,5 +1,6 @@
 """The engine for servers: what is sent, what is done about errors, and what a reply becomes."""
 
+import json
 import threading
 import time
 from email.utils import formatdate
@@ -12,7 +13,7 @@ from scripted import reply, scripted_server
 
 from ragen.engine.base import Prompt, Sampling
 from ragen.evaluate.api import ASSISTANT, CUT, END, CharacterChat, ServerEngine, messages_of
-from ragen.evaluate.client import Budget, BudgetSpent, Client, Refused, ServerGone, Stopped, retry_after
+from ragen.evaluate.client import Budget, BudgetSpent, Client, Refused, ServerGone, Stopped, Unanswered, retry_after
 from ragen.typed import ConfigError
 
 SAMPLING = Sampling(0.7, 0.9, -1, False, 40, True)
@@ -114,6 +115,9 @@ def test_a_conversation_as_a_server_sees_it():
         ("", "stop", {}, "", "end_of_turn"),
         ("", "length", {}, "", "length"),
         (None, "length", {}, "", "length"),
+        ("a", "max_tokens", {}, "a", "length"),
+        ("a", "eos_token", {}, "a", "end_of_turn"),
+        ("a", None, {}, "a", "end_of_turn"),
     ],
 )
 def test_where_a_reply_ends(text, finish, more, seen, stopped_by):
@@ -124,6 +128,53 @@ def test_where_a_reply_ends(text, finish, more, seen, stopped_by):
     assert (text_of(sampled), sampled.stopped_by) == (seen, stopped_by)
     assert len(sampled.ids) == len(sampled.log_probs) > 0
     assert (sampled.ids == (CUT,)) == (seen == "" and stopped_by == "length")
+
+
+BAD = {"message": "Provider returned error", "code": 502}
+
+
+@pytest.mark.parametrize(("answer", "says"), [
+    ({"choices": [None]}, "an answer without a message"),
+    ({"choices": "no"}, "an answer without a message"),
+    ({"choices": []}, "an answer without a message"),
+    ({}, "an answer without a message"),
+    ({"choices": [{"message": "hi", "finish_reason": "stop"}]}, "an answer without a message"),
+    (reply(7), "an answer whose content is no text"),
+    (reply(None, None), "a reply that ended by None"),
+    (reply("a", "abort"), "a reply that ended by abort"),
+    ({"error": BAD}, "an error in place of an answer: Provider returned error 502"),
+    ([1], "an answer that is no JSON object"),
+    (iter([b'{"choices": [{"mess']), "an answer that is no JSON"),
+], ids=str)  # fmt: skip
+def test_an_answer_that_cannot_be_read_is_asked_for_again(answer, says):
+    answers = chain([(200, answer)], repeat((200, reply("x"))))
+    with scripted_server(lambda body: next(answers)) as server:
+        told, talk = [], Talk()
+        engine = engine_for(server, note=told.append)
+        waits = waits_of(engine.client)
+        engine.run([talk], SAMPLING)
+    assert text_of(talk.replies[0]) == "x" and waits == [0.25]
+    assert told == [f"{server.base}: {says}; waiting, for up to 600 s"]
+
+
+def test_an_answer_that_stays_unreadable_is_that_episode_s_failure():
+    answers = iter([(200, reply("x")), (200, {"error": BAD}), (200, reply("y"))])
+    with scripted_server(lambda body: next(answers)) as server:
+        talks = [Talk(), Talk(), Talk()]
+        engine_for(server, concurrency=1, patience_s=0.0).run(talks, SAMPLING)
+    assert [len(talk.replies) for talk in talks] == [1, 0, 1]
+    assert "Provider returned error" in talks[1].failure
+
+
+def test_a_text_in_parts_and_counts_of_any_form():
+    parts = [{"type": "text", "text": "Up"}, {"type": "image"}, "?", {"type": "text", "text": "."}]
+    for usage, count in (
+        ({"completion_tokens": "7"}, 7), ([1], None), (None, None), ({"completion_tokens": -1}, None),
+    ):  # fmt: skip
+        with scripted_server(lambda body, usage=usage: (200, reply(parts) | {"usage": usage})) as server:
+            talk = Talk()
+            engine_for(server).run([talk], SAMPLING)
+        assert text_of(talk.replies[0]) == "Up." and talk.counts == [count]
 
 
 def test_greedy_is_temperature_zero():
@@ -181,6 +232,16 @@ def test_a_server_that_ignores_what_it_does_not_know_is_found_out(without, with_
         assert text_of(talk.replies[0]) == "Up.</think><answer>Up</answer>"
 
 
+def test_an_empty_reply_does_not_tell_whether_the_opening_is_heeded():
+    answers = chain([reply(None)], repeat(reply("<think>Up.</think><answer>Up</answer>")))
+    with scripted_server(lambda body: (200, next(answers))) as server:
+        talk = Talk(turns=3)
+        engine = engine_for(server)
+        engine.run([talk], SAMPLING)
+    assert engine.was_refused == ["prefill"]
+    assert [text_of(sampled) for sampled in talk.replies] == ["", *["Up.</think><answer>Up</answer>"] * 2]
+
+
 def test_a_model_that_ends_inside_its_answer_is_no_server_that_ignores():
     with scripted_server(lambda body: (200, reply("Up.</think><answer>Up", stop_reason=None))) as server:
         talk = Talk()
@@ -218,10 +279,34 @@ def test_a_single_refusal_later_is_a_failure_of_its_own():
     with scripted_server(lambda body: next(answers)) as server:
         talks = [Talk(), Talk(), Talk()]
         engine = engine_for(server, concurrency=1)
-        engine.prefill = engine.stops = False
         engine.run(talks, SAMPLING)
     assert [len(talk.replies) for talk in talks] == [1, 0, 1]
     assert talks[1].failure == "HTTP 400: the content is not allowed"
+    assert engine.was_refused == [] and all("stop" in body and len(body["messages"]) == 3 for body in server.bodies)
+
+
+def test_a_later_refusal_that_names_what_is_sent_takes_it_away():
+    """Several providers may stand behind one address."""
+    refusal = (400, {"error": {"message": "continue_final_message is unknown"}})
+    answers = chain([(200, reply("x")), refusal], repeat((200, reply("y"))))
+    with scripted_server(lambda body: next(answers)) as server:
+        talks = [Talk(), Talk()]
+        engine = engine_for(server, concurrency=1)
+        engine.run(talks, SAMPLING)
+    assert engine.was_refused == ["prefill"] and [len(talk.replies) for talk in talks] == [1, 1]
+
+
+def test_a_refusal_that_stays_without_it_was_not_for_what_is_sent():
+    """Nor is it for the whole set-up, where others have been played before: what is left may be refused, all of it."""
+    refusal = (400, {"error": {"message": "the content is not allowed"}})
+    answers = chain(repeat(refusal, 2), repeat((200, reply("x"))))
+    with scripted_server(lambda body: next(answers)) as server:
+        talks = [Talk(), Talk()]
+        engine = engine_for(server, concurrency=1)
+        engine.has_played = True
+        engine.run(talks, SAMPLING)
+    assert talks[0].failure == "HTTP 400: the content is not allowed" and len(talks[1].replies) == 1
+    assert engine.was_refused == [] and engine.prefill and engine.stops
 
 
 def test_a_filtered_reply_is_a_failure():
@@ -318,12 +403,85 @@ def test_a_server_that_is_gone_is_said_once_and_ends_the_run():
     told = []
     client = Client("http://127.0.0.1:9/v1", patience_s=1.0, note=told.append, jitter=lambda: 0.0)
     waits = waits_of(client)
-    clock = iter(range(100))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "monotonic", lambda: next(clock) * 0.5)
+        patch.setattr(time, "monotonic", lambda: sum(waits))
         with pytest.raises(ServerGone, match=r"127\.0\.0\.1:9/v1: no connection: .*tried for 1 s"):
             client.post("/chat/completions", {})
     assert len(told) == 1 and waits == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(("answer", "kind"), [
+    ((500, {}), Unanswered), ((408, {}), Unanswered), ((200, {"error": BAD}), Unanswered),
+    ((429, {}), ServerGone), ((502, {}), ServerGone), ((503, {}), ServerGone), ((0, {}), ServerGone),
+], ids=str)  # fmt: skip
+def test_a_server_that_answers_with_an_error_is_there(answer, kind):
+    with scripted_server(lambda body: answer) as server, pytest.raises(kind):
+        Client(server.base, patience_s=0.0).post("/chat/completions", {})
+
+
+def test_an_outage_is_waited_for_once_and_not_by_every_episode(monkeypatch):
+    with scripted_server(lambda body: (500, {"error": {"message": "broken"}})) as server:
+        talks = [Talk(), Talk(), Talk()]
+        engine = engine_for(server, concurrency=1, patience_s=10.0)
+        waits = waits_of(engine.client)
+        monkeypatch.setattr(time, "monotonic", lambda: sum(waits))
+        engine.run(talks, SAMPLING)
+    assert waits == [
+        0.25,
+        0.5,
+        1,
+        2,
+        4,
+        0.25,
+        0.5,
+        1,
+        0.25,
+    ]  # each one ends where the next pause would lead beyond 10 s
+    assert all("HTTP 500: broken (tried for 10 s)" in talk.failure for talk in talks)
+
+
+def test_a_flaky_server_is_told_of_once_a_minute(monkeypatch):
+    answers = chain.from_iterable([(500, {}), (200, {})] for _ in range(8))
+    now, told = [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with scripted_server(lambda body: next(answers)) as server:
+        client = Client(server.base, note=told.append)
+        client.stopping.wait = lambda seconds: False
+        for now[0] in (0.0, 1.0, 30.0, 59.0, 60.0, 61.0, 119.0, 120.0):
+            client.post("/chat/completions", {})
+    assert len(told) == 3
+
+
+def test_a_wait_beyond_the_patience_is_said():
+    answer = (429, {"error": {"message": "slow down"}}, {"Retry-After": "100"})
+    says = r"HTTP 429: slow down \(the server asks to wait 100 s, which is beyond --patience 3\)"
+    with scripted_server(lambda body: answer) as server, pytest.raises(ServerGone, match=says):
+        Client(server.base, patience_s=3.0).post("/chat/completions", {})
+
+
+def test_what_a_server_says_is_one_plain_line():
+    for answer in (500, {"error": {"message": "one\ntwo\x1b[31m"}}), (413, {"error": "one\r\ntwo\x1b\x00[31m"}):
+        with (
+            scripted_server(lambda body, answer=answer: answer) as server,
+            pytest.raises((Unanswered, Refused), match=r"one two \[31m"),
+        ):
+            Client(server.base, patience_s=0.0).post("/chat/completions", {})
+
+
+def test_a_redirect_is_not_followed():
+    with scripted_server(lambda body: (200, reply("x"))) as other:
+        to_it = (302, {}, {"Location": f"{other.base}/chat/completions"})
+        with scripted_server(lambda body: to_it) as server, pytest.raises(ConfigError) as refused:
+            Client(server.base, "secret").post("/chat/completions", {})
+    assert f"{server.base} points to {other.base}: name that with --api-base" in str(refused.value)
+    assert other.bodies == []
+
+
+def test_https_to_a_server_without_it_is_a_wrong_address():
+    with scripted_server(lambda body: (200, reply("x"))) as server:
+        base = server.base.replace("http", "https")
+        with pytest.raises(ConfigError, match=f"--api-base {base}: .*WRONG_VERSION_NUMBER"):
+            Client(base).post("/chat/completions", {})
 
 
 def test_an_error_that_stays_is_one_episode_s_while_others_are_answered():
@@ -401,6 +559,18 @@ def test_a_request_that_is_not_answered_in_time_counts():
         with pytest.raises(ServerGone, match="timed out"):
             client.post("/chat/completions", {})
     assert client.budget.num_requests == 1
+
+
+def test_a_request_has_so_much_time_however_its_bytes_come():
+    def dripped(body):
+        for byte in json.dumps(reply("x")).encode():
+            time.sleep(0.01)
+            yield bytes([byte])
+
+    with scripted_server(lambda body: (200, dripped(body))) as server:
+        client = Client(server.base, patience_s=0.0, timeout_s=0.1)
+        with pytest.raises(ServerGone, match="timed out"):
+            client.post("/chat/completions", {})
 
 
 def test_tokens_of_a_server_that_does_not_count_are_estimated():

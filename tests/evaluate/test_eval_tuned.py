@@ -51,4 +51,20 @@ def test_unfinished_fine_tuning_is_its_newest_checkpoint(tuned, tmp_path):
     assert local_model(str(output / "lora_weights")).label == f"lora_weights/{newest}"
     assert local_model(str(output)).label == "out/merged_model"
     shutil.rmtree(output / "lora_weights")
-    assert local_model(str(output)) == LocalModel(str(output / "merged_model"), "merged_model")
+    kept = output / "merged_model/training_run"
+    assert local_model(str(output)) == LocalModel(str(output / "merged_model"), "merged_model", kept)
+
+
+def test_a_merged_model_that_was_moved_plays_as_its_run_has(tuned, tmp_path):
+    merged = tmp_path / "agent"
+    shutil.copytree(tuned[0] / "merged_model", merged)
+    before, moved = (settings(Wanted([local_model(str(path))]))[0].config for path in (tuned[0], merged))
+    assert moved.agent_proxy.prompt_style == "terse" and moved.custom_envs == before.custom_envs
+    assert (moved.agent_proxy, moved.es_manager) == (before.agent_proxy, before.es_manager)
+
+
+def test_one_of_an_older_version_is_found_beside_its_run(tuned, tmp_path):
+    output = tmp_path / "out"
+    shutil.copytree(tuned[0], output)
+    shutil.rmtree(output / "merged_model/training_run")
+    assert local_model(str(output)).run_folder == output / "lora_weights"

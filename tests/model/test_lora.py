@@ -300,7 +300,7 @@ def test_in_half_precision_the_adapter_has_the_models_type():
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-@pytest.mark.parametrize("targets", ["all-linear", "q_proj,v_proj,up_proj"])
+@pytest.mark.parametrize("targets", ["all-linear", "q_proj,v_proj,up_proj", r".*\.1\..*(k|v|gate)_proj"])
 def test_peft_opens_ours(tmp_path, family, targets):
     peft = pytest.importorskip("peft", reason="peft is not installed: it comes with the extra dev")
     ours, theirs = make(family)
@@ -325,7 +325,9 @@ def test_peft_opens_ours(tmp_path, family, targets):
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-@pytest.mark.parametrize("targets", ["all-linear", ["v_proj", "layers.1.mlp.up_proj"]])
+@pytest.mark.parametrize(
+    "targets", ["all-linear", ["v_proj", "layers.1.mlp.up_proj"], ".*_proj", r"model\.layers\.1\..*(q|v|up)_proj"]
+)
 def test_we_open_those_of_peft(tmp_path, family, targets):
     peft = pytest.importorskip("peft", reason="peft is not installed: it comes with the extra dev")
     ours, theirs = make(family)
@@ -358,6 +360,18 @@ def test_unknown_layers_are_refused_with_those_that_there_are(family, targets):
         add_adapters(ours, 4, 4, targets)
     assert all(name in str(error.value) for name in NAMES) and "lm_head" not in str(error.value)
     assert not has_adapters(ours) and all(parameter.requires_grad for parameter in ours.parameters())
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ("(q|v)_proj", r"no linear layer is called \(q\|v\)_proj\. There are q_proj"),  # of the whole name
+        ("*_proj", r"target_modules=\*_proj: no regular expression: nothing to repeat"),
+    ],
+)
+def test_regular_expressions_that_mean_nothing(targets, message):
+    with pytest.raises(ConfigError, match=message):
+        add_adapters(make("qwen2")[0], 4, 4, targets)
 
 
 @pytest.mark.parametrize("targets", ["", " , ", []])
@@ -405,6 +419,9 @@ def change(folder, **values):
         ({"target_modules": ["query"]}, "no linear layer is called query"),
         ({"target_modules": ["q_proj"]}, r"is of another model: .* is 4 x 24 there and nothing here"),
         ({"r": 3}, r"is 4 x 16 there and 3 x 16 here"),
+        ({"r": "four"}, r"adapter_config\.json is no adapter's config .*r=four: takes a whole number.*copy it again"),
+        ({"target_modules": None}, r"is no adapter's config .*target_modules=null: takes text or a list"),
+        ({"base_model_name_or_path": ["a"]}, r"is no adapter's config .*base_model_name_or_path="),
     ],
 )
 def test_stored_adapters_that_cannot_be_read(stored, values, message):
@@ -416,11 +433,11 @@ def test_stored_adapters_that_cannot_be_read(stored, values, message):
 def test_a_stored_adapter_must_be_of_this_model_and_this_rank(stored):
     ours, _ = make("qwen2")
     add_adapters(ours, 3, 8)
-    with pytest.raises(ConfigError, match="has r=4, and the model's has 3"):
+    with pytest.raises(ConfigError, match=r"has lora\.rank=4, and here it is lora\.rank=3"):
         load_adapter(ours, stored)
     ours, _ = make("qwen2")
     add_adapters(ours, 4, 4)
-    with pytest.raises(ConfigError, match="has lora_alpha=8, and the model's has 4"):
+    with pytest.raises(ConfigError, match=r"has lora\.alpha=8, and here it is lora\.alpha=4"):
         load_adapter(ours, stored)
     state = load_file(stored / "adapter_model.safetensors")
     first = min(state)
@@ -436,6 +453,19 @@ def test_a_folder_without_an_adapter(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{")
     with pytest.raises(ConfigError, match="is no adapter's config"):
         load_adapter(make("qwen2")[0], tmp_path)
+
+
+def test_weights_that_are_pickled_or_damaged(tmp_path):
+    loaded = load_model(find_model("pocket"), "cpu")
+    add_adapters(loaded.model, 4, 8)
+    save_adapter(loaded.model, tmp_path, "pocket")
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=rf"{weights} cannot be loaded: [^$]*copy it again"):
+        load_model(find_model(str(tmp_path)), "cpu")
+    weights.rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(ConfigError, match=r"has no adapter_model\.safetensors.*load it with peft and save it again"):
+        find_model(str(tmp_path))
 
 
 # --- by name ------------------------------------------------------------------------------------------------------
@@ -501,6 +531,11 @@ def test_an_adapter_whose_base_is_gone(tmp_path):
     save_adapter(loaded.model, tmp_path / "one", "")
     with pytest.raises(ConfigError, match="does not say which model"):
         find_model(str(tmp_path / "one"))
+    assert find_model(str(tmp_path / "one"), base="pocket").base.name == "pocket"
+    save_adapter(loaded.model, tmp_path / "one", str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/gone: there is no such folder\. .*--base MODEL") as error:
+        find_model(str(tmp_path / "one"))
+    assert "pocket" not in str(error.value) and "Repo id" not in str(error.value)
 
 
 def test_names_that_last(tmp_path, monkeypatch):

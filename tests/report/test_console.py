@@ -220,6 +220,14 @@ def test_panel_survives_odd_values():
     assert "more environments" in text
 
 
+def test_what_is_told_of_an_earlier_step_leaves_the_bar_where_it_is():
+    console = LiveConsole(3, "x", "", 0, terminal(80))
+    for step in (1, 2, 3, 2):
+        console.step(step, {})
+    text = "\n".join(drawn(console, 80))
+    assert "step 3/3" in text and "done" in text
+
+
 def test_time_left_counts_from_where_the_run_was_resumed():
     now = [0.0]
     console = LiveConsole(100, "x", "", 50, terminal(80), clock=lambda: now[0])

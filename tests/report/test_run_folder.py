@@ -134,6 +134,16 @@ def test_rewind(folder):
     assert [row["step"] for row in folder.read_metrics().rows] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_rewind_forgets_a_later_line_of_an_earlier_step(folder, step):
+    for line in range(3):
+        folder.append_metrics(line, {"a": line})
+    kept = folder.metrics_path.read_bytes()
+    folder.append_metrics(step, {"b": 1})
+    folder.rewind(2)
+    assert folder.metrics_path.read_bytes() == kept
+
+
 # --- episodes -----------------------------------------------------------------------------------------------------
 
 

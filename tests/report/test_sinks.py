@@ -216,6 +216,18 @@ def test_an_online_run(fake_wandb, folder):
     assert (settings["api_key"], settings["mode"], settings["silent"]) == (KEY, "online", True)
 
 
+def test_wandb_is_told_of_an_earlier_step_at_the_newest(fake_wandb, folder):
+    """It would drop it. A resumed run may have no other step to tell of."""
+    opened = {"say": print, "environ": {"WANDB_MODE": "offline"}}
+    (sink,) = make_sinks(config_with("wandb"), folder, **opened)
+    (resumed,) = make_sinks(config_with("wandb"), folder, first_step=2, **opened)
+    for step, metrics in ((0, {"a": 1}), (1, {"a": 2}), (2, {"a": 3}), (1, {"b": 4})):
+        sink.log(step, metrics)
+    resumed.log(1, {"b": 4})
+    told = (2, {"b": 4, "step": 1})
+    assert [run.logged for run in fake_wandb.runs] == [[(0, {"a": 1}), (1, {"a": 2}), (2, {"a": 3}), told], [told]]
+
+
 def test_tables_go_to_wandb(fake_wandb, folder):
     fake_wandb.Table = lambda columns, data: ("table", columns, data)
     (sink,) = make_sinks(config_with("wandb"), folder, say=print, environ={"WANDB_MODE": "offline"})

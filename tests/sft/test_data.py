@@ -12,6 +12,7 @@ from small import config_of
 from ragen.agent.template import ChatTemplate
 from ragen.config import derive
 from ragen.config.compose import resolve
+from ragen.env.bandit import NAME_PAIRS
 from ragen.env.registry import make
 from ragen.model.pocket.tokenizer import make_tokenizer
 from ragen.report.numbers import percent
@@ -65,7 +66,7 @@ def test_no_level_is_in_two_sets(monkeypatch):
     monkeypatch.setattr(data_module, "PATIENCE", 50)
     asked = lesson(environment="frozenlake", train_size=60, test_size=1, validation_seeds=range(1))
     asked = replace(asked, tag=replace(asked.tag, env_config=asked.tag.env_config | {"size": 2, "p": 1.0}))
-    asked = replace(asked, validation_tag=replace(asked.tag, env_config=asked.tag.env_config | {"size": 5}))
+    asked = replace(asked, validation_tags=(replace(asked.tag, env_config=asked.tag.env_config | {"size": 5}),))
     with pytest.raises(ConfigError, match="60 of 61 were found"):
         make_data(asked)  # a lake of four cells without holes has twelve levels, and training has seen them
     asked = lesson(environment="frozenlake", train_size=40, test_size=10, validation_seeds=range(123, 635))
@@ -98,13 +99,14 @@ def test_no_level_of_any_evaluation_is_shown():
     assert others == range(123, 723), "of more validation levels all are left out"
 
 
-def test_a_board_with_too_few_levels_keeps_back_only_those_of_its_own_validation(monkeypatch):
+def test_a_board_with_too_few_levels_keeps_back_only_those_of_its_own_validation(monkeypatch, tmp_path):
     """A lake of four cells without holes has twelve levels, and evaluations play all of them."""
     monkeypatch.setattr(data_module, "PATIENCE", 50)
     asked = lesson(environment="frozenlake", train_size=200, test_size=0, validation_seeds=range(123, 124))
     tag = replace(asked.tag, env_config=asked.tag.env_config | {"size": 2, "p": 1.0})
-    asked, env = replace(asked, tag=tag, validation_tag=tag), make(tag)
+    asked, env = replace(asked, tag=tag, validation_tags=(tag,)), make(tag)
     data = make_data(asked)
+    assert "data: 200 levels (11 different) with " in describe(data, tmp_path)
     starts = {env.reset(seed, "sft") for seed in levels(data.train)}
     assert len(starts) == 11 and env.reset(123, "val") not in starts
     assert data.shared == 11 / 12 and min(levels(data.train)) == 100_050
@@ -117,6 +119,26 @@ def test_a_bandit_has_its_few_levels_everywhere(tmp_path):
     assert f"{percent(data.shared)} of the levels that evaluations play are among those to train" in describe(
         data, tmp_path
     )
+
+
+def test_the_recipe_of_the_bandit_shows_the_better_arm_and_plays_names_that_it_never_shows():
+    words = ["rl_or_sft=sft", "sft.data_generation.train_size=200", "sft.data_generation.test_size=5"]
+    config = resolve(words, config_name="_1_bandit", environ={}).config
+    data = make_data(Lesson.of(config))
+    replies = {f"<think></think><answer>{risky}</answer>" for _, risky in NAME_PAIRS["train"]}  # pays 0.25, not 0.1
+    assert {row["response"] for row in data.train} == replies
+    assert all(row["response"][23:-9] in row["prompt"][1]["content"] for row in data.train)
+    assert (len(data.train), len(data.test), data.success) == (200, 5, 1.0)
+    assert data.shared == 24 / 40  # twelve pairs in two orders are trained; of eight more none is
+
+
+def test_the_levels_of_every_validated_tag_are_kept_back(monkeypatch):
+    monkeypatch.setattr(data_module, "PATIENCE", 50)
+    asked = lesson(environment="frozenlake", train_size=200, test_size=0, validation_seeds=range(123, 124))
+    tiny, wide = (replace(asked.tag, env_config=asked.tag.env_config | {"size": size, "p": 1.0}) for size in (2, 3))
+    data, env = make_data(replace(asked, tag=tiny, validation_tags=(wide, tiny))), make(tiny)
+    starts = {env.reset(seed, "sft") for seed in levels(data.train)}
+    assert len(starts) == 11 and env.reset(123, "val") not in starts
 
 
 def test_processes_change_nothing(monkeypatch):
@@ -244,6 +266,23 @@ def test_the_run_has_the_names_of_sft():
     assert trainer.default_local_dir == "models/y/lora_weights"
 
 
+def test_the_model_may_be_named_as_in_rl():
+    for key in ("model_path", "model.base_model"):
+        config = resolve(["sokoban", "rl_or_sft=sft", f"{key}=pocket"], environ={}).config
+        assert (config.sft.training.base_model, config.model_path) == ("pocket", "pocket")
+    with pytest.raises(ConfigError, match="model_path=other, but with rl_or_sft=sft it is pocket-blank"):
+        config_of("model_path=other")
+
+
+@pytest.mark.parametrize("below", ["", "/a/b"])
+@pytest.mark.parametrize("key", ["sft.output_dir", "sft.data_generation.data_dir", "trainer.validation_data_dir"])
+def test_what_is_to_be_written_lies_in_no_file(tmp_path, key, below):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as error:
+        config_of(f"{key}={tmp_path}/file{below}")
+    assert str(error.value).startswith(f"{key}={tmp_path}/file{below}: {tmp_path}/file is no folder, so ")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -252,8 +291,8 @@ def test_the_run_has_the_names_of_sft():
         (["sft.training.num_gpus=3"], "sft.training.micro_batch_size=4: is a total"),
         (["sft.data_generation.num_processes=0"], "sft.data_generation.num_processes=0: must be at least 1"),
         (["trainer.experiment_name=x"], "trainer.experiment_name=x, but with rl_or_sft=sft it is test_sft_lora"),
-        (["es_manager.val.env_configs.tags=[SokobanV1,SimpleSokoban]", "es_manager.val.env_configs.n_groups=[1,1]"],
-         "fine-tuning demonstrates one game, so name one tag"),
+        (["es_manager.val.env_configs.tags=[SokobanV1,FrozenLake]", "es_manager.val.env_configs.n_groups=[1,1]"],
+         "there is no fine-tuning data for frozen_lake, sokoban; validate in one of"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(words, message):

@@ -156,9 +156,13 @@ def test_the_report_says_how_it_was_learnt(run, tmp_path):
     assert "<dt>estimator</dt>" in write_report(folder).read_text()
 
 
+def _listed(folder: Path, capsys) -> list[dict]:
+    assert main(["runs", str(folder), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
 def test_it_is_listed_among_the_runs(run, capsys):
-    assert main(["runs", str(run.folder.parent), "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = _listed(run.folder.parent, capsys)
     assert (row["name"], row["status"], row["estimator"], row["step"]) == ("lora_weights", "finished", "sft", 5)
     assert row["metric"] == "val-env/SokobanV1/success" and row["last"]["step"] == 5
 
@@ -180,6 +184,15 @@ def test_the_merged_model_is_the_best_checkpoint(run):
     ids = torch.arange(40)[None] % merged.config.vocab_size
     with torch.no_grad():
         assert torch.allclose(merged(ids).logits, theirs(ids).logits, atol=1e-4)
+
+
+def test_the_folder_of_the_run_is_no_model_and_the_one_inside_is_named_once(run):
+    for folder, inside in ((run.folder, f"global_step_{run.num_steps}"), (run.folder.parent, "merged_model")):
+        with pytest.raises(ConfigError) as error:
+            config_of(f"sft.training.base_model={folder}")
+        assert str(error.value) == (
+            f"sft.training.base_model={folder}: this folder is no model, but holds one: name {folder / inside}"
+        )
 
 
 def test_reinforcement_learning_can_start_from_it(run, tmp_path):
@@ -221,9 +234,23 @@ def test_rows_of_an_attempt_that_never_began_are_replaced(tmp_path):
         data = make_data(Lesson.of(asked))
         _keep(data, asked, place(asked))
         assert read_rows(tmp_path / "sft/data/sokoban/train.parquet") == data.train
-    elsewhere = config_of(f"sft.output_dir={tmp_path}", f"sft.data_generation.data_dir={tmp_path}/sft/data")
+
+
+@pytest.mark.parametrize("folder", ["../shared", "{}/shared"])
+def test_rows_outside_of_the_output_folder_are_never_replaced(tmp_path, folder):
+    """They may be another run's."""
+    from ragen.sft.run import _keep, place
+
+    words = [f"sft.data_generation.data_dir={folder.format(tmp_path)}", "sft.data_generation.train_size=2"]
+    one, same, other = (
+        config_of(*words, f"sft.output_dir={tmp_path}/{name}", f"sft.data_generation.seed={seed}")
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    for asked in (one, same):
+        _keep(make_data(Lesson.of(asked)), asked, place(asked))
     with pytest.raises(ConfigError, match="holds other rows"):
-        _keep(make_data(Lesson.of(elsewhere)), elsewhere, place(elsewhere))
+        _keep(make_data(Lesson.of(other)), other, place(other))
+    assert read_rows(tmp_path / "shared/sokoban/train.parquet") == make_data(Lesson.of(one)).train
 
 
 # --- stopping and going on ----------------------------------------------------------------------------------------
@@ -280,7 +307,24 @@ def test_killed_after_training_it_only_plays(run, tmp_path, monkeypatch):
     again = fine_tuned(tmp_path / "out")
     assert again.folder == tmp_path / "out/lora_weights"
     assert comparable(again.folder) == comparable(run.folder)
+    ours, theirs = ((place / "metrics.jsonl").read_bytes().count(b"\n") for place in (again.folder, run.folder))
+    assert ours == theirs, "what it had played already is forgotten"
     assert (tmp_path / "out/merged_model/validate.log").exists()
+
+
+def test_the_success_is_that_of_the_step_whose_weights_were_merged(tmp_path, monkeypatch, capsys):
+    losses = iter((3.0, 1.0, 2.0))
+    monkeypatch.setattr(sft_train.Tuner, "loss", lambda self, samples: next(losses))
+    run = fine_tuned(tmp_path / "out")
+    said = capsys.readouterr().out
+    played = [row["step"] for row in rows_of(run.folder) if "val-env/SokobanV1/success" in row]
+    assert (run.num_steps, played) == (5, [3])
+    assert "best: step 3" in said and "\nstep:3 - val-env/" in said
+    assert (tmp_path / "out/merged_model/validate.log").read_text().startswith("step:3 - val-env/")
+    assert [file.step for file in RunFolder(run.folder).episode_files("val")] == [3]
+    (listed,) = _listed(tmp_path, capsys)
+    assert (listed["step"], listed["last"]["step"], listed["best"]["step"]) == (5, 3, 3)
+    assert "There is only one validation, at step 3" in run.report.read_text()
 
 
 # --- other ways ---------------------------------------------------------------------------------------------------

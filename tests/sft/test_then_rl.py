@@ -385,7 +385,7 @@ def test_two_models_are_refused(capsys, key):
         ("sft.training.num_gpus=2", "sft.training.num_gpus=2, but with rl_or_sft=sft_then_rl it is 1"),
         ("sft.training.epochs=0", "sft.training.epochs=0: must be at least 1"),
         ("ppo_mini_batch_size=9", "ppo_mini_batch_size=9 is larger than the batch"),
-        ("es_manager.val.env_configs.tags=[Bandit]", "rl_or_sft=sft_then_rl: there is no fine-tuning data for bandit"),
+        ("es_manager.val.env_configs.tags=[Bandit,FrozenLake]", "there is no fine-tuning data for bandit, frozen_lake"),
     ],
 )
 def test_both_halves_are_checked(word, message):

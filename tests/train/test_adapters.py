@@ -2,10 +2,11 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny import ACTOR, TINY
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
@@ -17,8 +18,9 @@ from ragen.model import load
 from ragen.model.attention import Packed
 from ragen.model.load import find_model, load_model
 from ragen.model.lora import add_adapters, merged_state, save_adapter
+from ragen.report.folder import RunFolder
 from ragen.train import loop
-from ragen.train.checkpoint import CheckpointStore, Parts, part_of
+from ragen.train.checkpoint import CheckpointStore, Parts, part_of, restore
 from ragen.train.manifest import OtherModel
 from ragen.train.merge import merge, plan
 from ragen.train.optimizer import MasterAdamW
@@ -51,6 +53,10 @@ def rows(folder):
         {name: value for name, value in json.loads(line).items() if not name.startswith(("timing_", "perf/"))}
         for line in (folder / "metrics.jsonl").read_text().splitlines()
     ]
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @torch.no_grad()
@@ -133,7 +139,8 @@ def test_whose_rank_decides_about_the_reference(words, expected):
 def test_unknown_layers_are_named(tmp_path, capsys):
     words = [*WORDS, "lora.target_modules=[q_proj,nowhere]", f"trainer.default_local_dir={tmp_path / 'run'}"]
     assert main(["train", *words]) == 2
-    assert "no linear layer is called nowhere. There are q_proj, k_proj" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "no linear layer is called nowhere" in told and "q_proj, k_proj" in told
 
 
 # --- checkpoints --------------------------------------------------------------------------------------------------
@@ -180,9 +187,18 @@ def test_a_resumed_run_ends_bit_equal(finished, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lora.rank=4"], "has r=8, and the model's has 4"),
-        (["lora.alpha=8"], "has lora_alpha=16, and the model's has 8"),
-        (["lora.target_modules=[q_proj]"], r"down_proj\.lora_A\.weight is 8 x 384 there and nothing here"),
+        (["lora.rank=4"], r"actor has lora\.rank=8, and here it is lora\.rank=4: set it as it was"),
+        (
+            ["lora.alpha=8", "lora.target_modules='.*[qv]_proj'"],
+            r"lora\.alpha=16 lora\.target_modules=\[down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj\], and "
+            r"here it is lora\.alpha=8 lora\.target_modules=\[q_proj,v_proj\]: set it as it was",
+        ),
+        (["critic.model.lora_alpha=8"], r"critic has critic\.model\.lora_alpha=16, and here it is .*=8: set it as"),
+        (
+            ["model_path=pocket-blank"],
+            "was trained above pocket, and the weights of pocket-blank are others: set model_path=pocket,",
+        ),
+        (["critic.model.path=pocket-blank"], "critic was trained above pocket, and the weights of pocket-blank are"),
         (["lora.rank=0"], r"an adapter of the actor, and here all weights are trained: set actor_rollout_ref\.model"),
         (
             ["critic.model.lora_rank=0"],
@@ -194,6 +210,74 @@ def test_a_checkpoint_of_other_adapters_is_refused(finished, tmp_path, words, me
     origin = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={finished.checkpoint}"]
     with pytest.raises(OtherModel, match=message):
         train(tmp_path / "run", *words, *origin)
+
+
+def test_nothing_is_announced_before_it_is_refused(finished, tmp_path, capsys):
+    origin = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={finished.checkpoint}"]
+    words = [*WORDS, *origin, "trainer.total_training_steps=3", f"trainer.default_local_dir={tmp_path / 'run'}"]
+    assert main(["train", *words, "lora.rank=4"]) == 2
+    told = capsys.readouterr()
+    assert "lora.rank=8" in told.err and "begins after step 2" not in told.out + told.err
+    assert main(["train", *words]) == 0
+    assert "begins after step 2" in "".join(capsys.readouterr())
+
+
+def adapted(name, rank=2):
+    """A model and a new adapter, as what a checkpoint holds."""
+    loaded = load_model(find_model(str(name)), "cpu")
+    add_adapters(loaded.model, rank, 4)
+    return Parts(part_of(loaded))
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["with its digest", "of an older version"])
+def test_what_the_base_is_decides_and_not_what_it_is_called(tmp_path, monkeypatch, is_old):
+    base = shutil.copytree(find_model("pocket").folder, tmp_path / "base")
+    parts = adapted(base)
+    if is_old:
+        parts = replace(parts, actor=replace(parts.actor, base_digest=""))
+    path = CheckpointStore(tmp_path / "run").save(1, parts)
+    assert (path / "actor/base_digest.txt").exists() is not is_old
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(base, tmp_path / "copy")
+    for same in ("base", base, "copy", "pocket"):
+        restore(path, adapted(same))
+    with pytest.raises(OtherModel, match=rf"trained above {base}, and the weights of pocket-blank are others"):
+        restore(path, adapted("pocket-blank"))
+    base.rename(tmp_path / "moved")
+    restore(path, adapted("moved"))
+
+
+def test_a_base_with_other_weights_in_its_place(tmp_path):
+    base = shutil.copytree(find_model("pocket").folder, tmp_path / "base")
+    path = CheckpointStore(tmp_path / "run").save(1, adapted(base))
+    weights = load_file(base / "model.safetensors")
+    save_file({name: weight + 1e-3 for name, weight in weights.items()}, base / "model.safetensors")
+    with pytest.raises(OtherModel, match=rf"trained above {base}, and the weights of {base} are others"):
+        restore(path, adapted(base))
+
+
+def test_an_older_checkpoint_with_a_name_of_the_hub(tmp_path):
+    parts = adapted("pocket")
+    stored = replace(parts, actor=replace(parts.actor, base_model="Qwen/Qwen2.5-0.5B", base_digest=""))
+    path = CheckpointStore(tmp_path / "run").save(1, stored)
+    restore(path, replace(parts, actor=replace(parts.actor, base_model="Qwen/Qwen2.5-0.5B")))
+    with pytest.raises(OtherModel, match=r"above Qwen/Qwen2\.5-0\.5B, and the weights of pocket are others"):
+        restore(path, parts)
+
+
+def test_a_critic_is_no_model(finished, tmp_path, capsys):
+    critic = finished.checkpoint / "critic"
+    for command in (
+        ["merge", str(critic)],
+        ["train", *TINY, f"model_path={critic}", f"trainer.default_local_dir={tmp_path}"],
+    ):
+        assert main(command) == 2
+        assert (
+            f"is a critic, which values what was said and says nothing: name its checkpoint, {finished.checkpoint}"
+            in (capsys.readouterr().err)
+        )
+    assert {path.name for path in finished.checkpoint.iterdir()} >= {"actor", "critic"}
+    assert not list(finished.checkpoint.glob("*_merged"))
 
 
 def test_an_adapter_is_not_filled_from_full_weights(tmp_path):
@@ -267,10 +351,10 @@ def test_the_verb(finished, tmp_path, capsys):
     assert "base: pocket" in told and f"output: {output}, 3.5 MB in float32" in told and not output.exists()
     assert main(["merge", str(finished.checkpoint / "actor"), "--output", str(output)]) == 0
     assert capsys.readouterr().out.endswith(f"merged: {output}\n")
-    before = {path: path.read_bytes() for path in output.iterdir()}
+    before = contents(output)
     assert main(["merge", str(finished.checkpoint), "--output", str(output)]) == 2
     assert "nothing is overwritten" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in output.iterdir()} == before
+    assert contents(output) == before
 
 
 def test_where_it_is_written_by_itself(finished):
@@ -309,6 +393,69 @@ def test_what_cannot_be_merged(finished, tmp_path):
     with pytest.raises(ConfigError, match=r"adapter_model\.safetensors has 0 bytes"):
         plan(damaged)
     assert {path.name for path in tmp_path.iterdir()} == {"global_step_2"}
+
+
+def test_nothing_is_written_into_a_checkpoint(finished):
+    with pytest.raises(
+        ConfigError, match=r"critic/new lies within a checkpoint, .*global_step_2: name a folder outside"
+    ):
+        plan(finished.checkpoint, finished.checkpoint / "critic/new")
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A base, a run of an adapter of it, and a run of an adapter above that one: all below one folder."""
+    root = tmp_path / "old"
+    shutil.copytree(find_model("pocket").folder, root / "models/base")
+    above = {"one": "models/base", "two": "checkpoints/one/global_step_1"}
+    for name, base in above.items():
+        place = f"checkpoints/{name}"
+        words = [*TINY, f"model_path={base}", f"trainer.default_local_dir={place}"]
+        RunFolder(root / place).write_config(resolve(words, environ={}).config)
+        CheckpointStore(root / place).save(1, adapted(root / base))
+    return root
+
+
+def test_a_checkout_can_be_moved(checkout, tmp_path, monkeypatch):
+    before = find_model(str(checkout / "checkpoints/two/global_step_1"))
+    new = checkout.rename(tmp_path / "new")
+    monkeypatch.chdir(tmp_path)
+    for name in (new / "checkpoints/two/global_step_1", "new/checkpoints/two/global_step_1/actor"):
+        found = find_model(str(name))
+        assert found.base.base.folder == new / "models/base" and found.digest
+        assert plan(tmp_path / name, tmp_path / "merged").source.model_folder == new / "models/base"
+    assert before.base.base.folder == checkout / "models/base"
+    weights = load_file(new / "models/base/model.safetensors")
+    save_file({name: weight + 1e-3 for name, weight in weights.items()}, new / "models/base/model.safetensors")
+    with pytest.raises(
+        ConfigError, match=rf"of {checkout}/models/base: .* {new}/models/base has other weights than it"
+    ):
+        find_model(str(new / "checkpoints/one/global_step_1"))
+
+
+def test_another_base_can_be_named(checkout, tmp_path, capsys, monkeypatch):
+    checkpoint, base = checkout / "checkpoints/one/global_step_1", tmp_path / "elsewhere"
+    (checkout / "models/base").rename(base)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["merge", str(checkpoint), "--dry-run"]) == 2
+    told = capsys.readouterr().err
+    assert f"is an adapter of {checkout}/models/base: model {checkout}/models/base: there is no such folder" in told
+    assert "--base MODEL" in told and "Repo id" not in told and "pocket" not in told
+    for name in ("pocket-blank", str(base)):
+        assert main(["merge", str(checkpoint), "--base", name, "--dry-run"]) == 0
+        assert ("other weights than the adapter was" in capsys.readouterr().out) is (name == "pocket-blank")
+    assert main(["merge", str(checkpoint), "--base", "~/elsewhere", "--output", "~/merged"]) == 0
+    assert (tmp_path / "merged/config.json").exists() and str(tmp_path / "merged") in capsys.readouterr().out
+
+
+def test_an_error_without_a_file_is_not_one_of_the_output(tmp_path, capsys, monkeypatch):
+    def missing(*given):
+        raise FileNotFoundError("No such file or directory: weights")  # as safetensors does
+
+    monkeypatch.setattr("ragen.cli._discard_output", lambda: None)
+    monkeypatch.setattr("ragen.train.merge.plan", missing)
+    assert main(["merge", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "ragen merge: No such file or directory: weights\n"
 
 
 def test_a_failed_merge_leaves_nothing(finished, tmp_path, monkeypatch):

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ragen.config import default_model, derive, devices, embedded, keys, unread, v1
+from ragen.config import default_model, derive, devices, embedded, keys, learnt, unread, v1
 from ragen.config.layers import Layers
 from ragen.config.recipe import compose_recipe
 from ragen.config.schema import Config
-from ragen.config.tree import value_at
+from ragen.config.tree import leaves, value_at
 from ragen.config.validate import check_numbers, validate
 from ragen.config.words import COMMAND_LINE, Typed, read_variables, read_words, split_environment, variable_names
 from ragen.typed import ConfigError, shown
@@ -63,9 +63,13 @@ def resolve(
     if environment:
         _apply_dialect_defaults(tree, environment)
     assigned = {**_apply(tree, variables, environment), **_apply(tree, typed, environment)}
-    if tree.build().rl_or_sft == "sft_then_rl":
+    kind, is_named = tree.build().rl_or_sft, "model_path" in assigned
+    if kind == "sft_then_rl":
         _name_one_model(tree, assigned, [*tree.recipe_keys(f"recipe {recipe}")])
-    elif environment and "model_path" not in assigned:
+    elif kind == "sft" and is_named and BASE_MODEL not in assigned:
+        typed_as = tree.name("model_path")
+        tree.set(BASE_MODEL, tree.build().model_path, f"derived: {typed_as}", typed_as)
+    elif environment and not is_named:
         name, why = default_model.choose(environ)
         tree.set("model_path", name, f"derived: {why}")
     _apply_embedded(tree, assigned)
@@ -78,9 +82,12 @@ def resolve(
     _follow_fine_tuning(tree, config, assigned)
 
     config = tree.build()
+    model = "actor_rollout_ref.model.path" if config.rl_or_sft == "rl" else BASE_MODEL
+    values = leaves(config)
     notes = validate(config, tree.name)
+    notes += learnt.notes(tree.name(model), values[model], values, assigned)
     recipe_keys = [*tree.recipe_keys(f"recipe {recipe}")]
-    no_effect = _without_effect([*variables, *typed], recipe_keys, assigned, config.rl_or_sft)
+    no_effect = _without_effect([*variables, *typed], recipe_keys, assigned, values)
     origins = _marked(tree.origins(), assigned, no_effect, config.rl_or_sft) | _derive_use_ref(tree, config)
     return Resolved(
         config=config,
@@ -276,14 +283,20 @@ def _derive_use_ref(tree: Layers, config: Config) -> dict[str, str]:
 
 
 def _without_effect(
-    typed: list[Typed], recipe_keys: list[str], assigned: Mapping[str, Typed], rl_or_sft: str
+    typed: list[Typed], recipe_keys: list[str], assigned: Mapping[str, Typed], values: Mapping[str, Any]
 ) -> dict[str, str]:
-    found = {item.name: unread.reason(item.key, rl_or_sft) for item in typed if not item.delete}
+    rl_or_sft = values["rl_or_sft"]
+    found = {
+        item.name: unread.reason(item.key, rl_or_sft) or unread.without_adapter(item.key, values)
+        for item in typed
+        if not item.delete
+    }
     found |= {key: keys.no_effect(key) for key in recipe_keys}
     steps = assigned.get(unread.BUDGET)
     for item in typed:
         if item.key == "training.total_epochs" and steps is not None and rl_or_sft != "sft":
             found[item.name] = f"{steps.name} is given"
+    found |= {item.name: why for key, item in assigned.items() if (why := unread.of_another_game(key, values))}
     return {name: reason for name, reason in found.items() if reason}
 
 

@@ -98,7 +98,8 @@ def is_analysis_step(config: Config, step: int) -> bool:
 
 
 MODELS = ("model_path", "actor_rollout_ref.model.path", "critic.model.path")  # keys that name the model of a run of RL
-SFT_ENV_TYPES = {"sokoban": "sokoban", "frozen_lake": "frozenlake", "two_armed_bandit": "two_armed_bandit"}
+BANDITS = ("bandit", "two_armed_bandit")
+SFT_ENV_TYPES = {"sokoban": "sokoban", "frozen_lake": "frozenlake"} | {name: name for name in BANDITS}
 
 
 def sft_env_type(config: Config) -> str:
@@ -114,7 +115,7 @@ def sft_env_type(config: Config) -> str:
 
 
 def sft_tag(config: Config) -> tuple[str, Tag]:
-    """The tag whose levels are demonstrated: the validated one, with the boards that `sft.*` describes."""
+    """The tag whose levels are demonstrated: the first validated one, with the boards that `sft.*` describes."""
     name = config.es_manager.val.env_configs.tags[0]
     tag, board = config.custom_envs[name], getattr(config.sft, sft_env_type(config), None)
     settings = {} if board is None else {spec.name: getattr(board, spec.name) for spec in fields(board)}

@@ -132,6 +132,9 @@ def check_known(key: str, name: str, environment: str | None) -> None:
         raise ConfigError(f"{where}unknown key {key}{suggest(key, environment)}")
 
 
+_WITH_UNDERSCORE = {key.replace(".", "_"): key for key in FIELDS if key.count(".") == 1}  # lora_rank is lora.rank
+
+
 def suggest(key: str, environment: str | None) -> str:
     """The nearest right key, looked for first in the dialect that the user typed."""
     section = key.partition(".")[0]
@@ -142,10 +145,17 @@ def suggest(key: str, environment: str | None) -> str:
         dialect = list(v1.KEYS)
     else:
         dialect = list(FIELDS)
+    parent, _, leaf = key.rpartition(".")
+    if section != "sft" and leaf in _WITH_UNDERSCORE:
+        of_tuning = f" (in fine-tuning: sft.training.{leaf})" * (f"sft.training.{leaf}" in FIELDS)
+        return f"; did you mean {_WITH_UNDERSCORE[leaf]}?{of_tuning}"
     for known in (dialect, [*FIELDS, *v1.KEYS]):
         near = _nearest(key, known)
         if near:
             return f"; did you mean {near}?"
+    siblings = [name for name in dialect if name.rpartition(".")[0] == parent != ""]
+    if siblings:
+        return f"; there are {', '.join(siblings)}"
     return f". Sections: {', '.join(sorted({*tree_sections, *v1.OWN_SECTIONS}))}"
 
 
@@ -158,6 +168,6 @@ def _nearest(key: str, known: list[str]) -> str | None:
         or [siblings[sibling] for sibling in get_close_matches(leaf, siblings, n=1, cutoff=0.6)]
         or get_close_matches(key, known, n=1, cutoff=0.85)
         or sorted((name for name in known if name.rpartition(".")[2] == leaf), key=lambda name: section not in name)
-        or get_close_matches(key, known, n=1, cutoff=0.5)
+        or ([] if siblings else get_close_matches(key, known, n=1, cutoff=0.5))
     )
     return near[0] if near else None

@@ -466,7 +466,7 @@ class SftFrozenLake:
 
 @dataclass
 class Sft:
-    env_type: str = choice("sokoban", "sokoban", "frozenlake", "two_armed_bandit")
+    env_type: str = choice("sokoban", "sokoban", "frozenlake", "bandit", "two_armed_bandit")
     output_dir: str = "models/sft"
     data_generation: SftData = node(SftData)
     training: SftTraining = node(SftTraining)

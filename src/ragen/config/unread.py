@@ -7,6 +7,9 @@
 `rl_or_sft=sft_then_rl` is both kinds, and reads all keys.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from ragen.config import keys
 
 BUDGET = "trainer.total_training_steps"
@@ -87,6 +90,29 @@ def reason(key: str, rl_or_sft: str) -> str:
     if rl_or_sft == "sft":
         return _reason_in_sft(key)
     return keys.no_effect(key) or (ONLY_SFT if rl_or_sft == "rl" and key.startswith("sft.") else "")
+
+
+def without_adapter(key: str, tree: Mapping[str, Any]) -> str:
+    """Why a key that describes an adapter changes nothing in a flat tree: the rank is 0."""
+    section, _, name = key.rpartition(".")
+    if name not in ("alpha", "lora_alpha", "target_modules"):
+        return ""
+    rank = "lora.rank" if section == "lora" else f"{section}.lora_rank"
+    has_adapter = any(tree[other] > 0 for other in (rank, *keys.followed_by(rank)))
+    return "" if has_adapter else f"{rank} is 0: all weights are trained, and there is no adapter"
+
+
+def of_another_game(key: str, tree: Mapping[str, Any]) -> str:
+    """Why a key of a flat tree that describes boards changes nothing: the run plays others."""
+    kind, game = tree["rl_or_sft"], tree["sft.env_type"]
+    section, _, rest = key.partition(".")
+    name = rest.partition(".")[0]
+    if section == "custom_envs":
+        splits = ("val",) if kind == "sft" else ("train", "val")
+        played = {tag: None for split in splits for tag in tree[f"es_manager.{split}.env_configs.tags"]}
+        return "" if name in played else f"this run plays {', '.join(played)}"
+    is_other = kind != "rl" and section == "sft" and name in ("sokoban", "frozenlake") and name != game
+    return f"the game of the data is {game}" if is_other else ""
 
 
 def _reason_in_sft(key: str) -> str:

@@ -5,24 +5,28 @@ them as one `ConfigError`, and returns notes on what is allowed and probably not
 once every number is within its range. `name` turns a key of the tree into the one that the user typed.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from ragen.algo.filter import VALUES
-from ragen.config import derive, devices
+from ragen.config import derive, devices, learnt
 from ragen.config.schema import Config
 from ragen.config.tree import value_at
 from ragen.env.base import Tag
 from ragen.env.registry import make
-from ragen.typed import did_you_mean, nearest_of, one_error
+from ragen.typed import did_you_mean, nearest_of, one_error, shown
 
+ALL_LINEAR = "all-linear"
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of Llama and Qwen2
 Problems = Iterator[str]
 Name = Callable[[str], str]
 
 
 def validate(config: Config, name: Name = str) -> list[str]:
     check_numbers(config, name)
-    checks = [environments, groups, lengths, agent, device_list, engine, adapters, resume, rows]
+    checks = [environments, groups, lengths, agent, device_list, engine, models, adapters, folders, resume, rows]
     reinforces, fine_tunes = config.rl_or_sft != "sft", config.rl_or_sft != "rl"
     checks += [rollout_filter, estimator, rewards, batches, checkpoints, analysis] if reinforces else []
     checks += [fine_tuning] if fine_tunes else []
@@ -248,18 +252,67 @@ def agent(config: Config, name: Name) -> Problems:
         yield f"agent_proxy.{error}"
 
 
+def models(config: Config, name: Name) -> Problems:
+    """A model is named by its own folder, and not by one that holds others beside it."""
+    for key in derive.MODELS if config.rl_or_sft == "rl" else ("sft.training.base_model",):  # the others follow it
+        inside = learnt.model_inside(value_at(config, key))
+        if inside is not None:
+            yield f"{name(key)}={value_at(config, key)}: this folder is no model, but holds one: name {inside}"
+
+
 def adapters(config: Config, name: Name) -> Problems:
-    """An adapter scaled by 0 never learns anything."""
-    for rank, alpha in (
-        ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha"),
-        ("critic.model.lora_rank", "critic.model.lora_alpha"),
-        ("sft.training.lora_rank", "sft.training.lora_alpha"),
+    """An adapter scaled by 0, or on no layer, never learns anything."""
+    for model, where in (
+        ("actor_rollout_ref.model.path", "actor_rollout_ref.model"),
+        ("critic.model.path", "critic.model"),
+        ("sft.training.base_model", "sft.training"),
     ):
-        if value_at(config, rank) > 0 and value_at(config, alpha) < 1:
+        rank, alpha, targets = (f"{where}.{part}" for part in ("lora_rank", "lora_alpha", "target_modules"))
+        if value_at(config, rank) == 0:
+            continue
+        if value_at(config, alpha) < 1:
             yield (
                 f"{name(alpha)}={value_at(config, alpha)}: must be at least 1 with {name(rank)}="
                 f"{value_at(config, rank)}"
             )
+        wanted = value_at(config, targets)
+        problem = _target_problem(wanted, learnt.is_decoder(value_at(config, model)))
+        if problem:
+            yield f"{name(targets)}={shown(wanted)}: {problem}"
+
+
+def _target_problem(wanted: str | list[str], is_decoder: bool) -> str:
+    """What is wrong with the layers that get adapters, as far as it shows before the model is loaded.
+
+    Text with other characters than names have is a regular expression.
+    """
+    parts = wanted.split(",") if isinstance(wanted, str) else wanted
+    names = [part.strip() for part in parts if part.strip()]
+    if not names:
+        return f"names no layer; {ALL_LINEAR} stands for all of them, or name some: [{','.join(LINEAR[:2])}]"
+    if isinstance(wanted, str) and not re.fullmatch(r"[\w.,\s-]*", wanted):
+        return ""
+    for part in names:
+        if part != ALL_LINEAR and re.sub("[^a-z]", "", part.lower()) == "alllinear":
+            return f"did you mean {ALL_LINEAR}?"
+        if is_decoder and part.rpartition(".")[2] not in (*LINEAR, ALL_LINEAR):
+            return f"no linear layer is called {part}{nearest_of(part, [*LINEAR, ALL_LINEAR])}"
+    return ""
+
+
+def folders(config: Config, name: Name) -> Problems:
+    """Nothing that a run writes to is a file, or lies below one."""
+    keys = ["trainer.validation_data_dir"]
+    keys += ["trainer.default_local_dir", "trainer.rollout_data_dir"] if config.rl_or_sft != "sft" else []
+    keys += ["sft.output_dir", "sft.data_generation.data_dir"] if config.rl_or_sft != "rl" else []
+    problems: dict[Path, str] = {}
+    for key in keys:
+        value = value_at(config, key) or ""
+        path = Path(config.sft.output_dir if key == "sft.data_generation.data_dir" else "", value)
+        there = next((place for place in (path, *path.parents) if os.path.lexists(place)), Path())
+        if not os.path.isdir(there):
+            problems.setdefault(there, f"{name(key)}={value}: {there} is no folder, so nothing can be written there")
+    yield from problems.values()
 
 
 def rows(config: Config, name: Name) -> Problems:
@@ -273,9 +326,7 @@ def rows(config: Config, name: Name) -> Problems:
 
 def fine_tuning(config: Config, name: Name) -> Problems:
     tags, training = config.es_manager.val.env_configs.tags, config.sft.training
-    if len(tags) > 1:
-        yield f"es_manager.val.env_configs.tags={tags}: fine-tuning demonstrates one game, so name one tag"
-    elif tags and tags[0] in config.custom_envs:
+    if tags and tags[0] in config.custom_envs:
         try:
             _try_levels(derive.sft_tag(config)[1], [(config.sft.data_generation.seed, "sft")])
         except ValueError as error:

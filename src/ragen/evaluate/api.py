@@ -9,6 +9,7 @@ a prompt's tokens are read back as messages.
 
 The forced opening of a reply goes out as a trailing assistant message (prefill), with the two fields by which servers
 continue it. One that refuses or ignores them gets none from then on, and a reply that repeats the opening loses it.
+What it has once answered with, only a refusal that names it takes away.
 In the same way `</answer>` is sent as a stop text only together with the field that keeps it in the reply; where that
 is not heeded, the reply is cut there when it has arrived.
 """
@@ -17,12 +18,13 @@ import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from ragen.agent.parse import TAGS
 from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
-from ragen.evaluate.client import WRONG_KEY, BudgetSpent, Client, Refused, Stopped, Unanswered
+from ragen.evaluate.client import WRONG_KEY, BudgetSpent, Client, Passing, Refused, Stopped, Unanswered
 from ragen.typed import ConfigError
 
 LAST_CHARACTER = 0x10FFFF
@@ -35,9 +37,60 @@ STOP_FIELDS = {"stop": [ANSWER_END], "include_stop_str_in_output": True}
 PREFILL_WORDS = (*PREFILL_FIELDS, "prefill", "assistant", "last message", "final message")
 STOP_WORDS = tuple(STOP_FIELDS)
 
+Features = tuple[bool, bool, str]  # prefill, stop text, the name of the limit of tokens
+CUT_OFF = ("length", "max_tokens")  # reasons of an end, as servers name them; those named nowhere here are a normal one
+NO_REPLY = ("content_filter", "tool_calls", "function_call")
+BROKEN_OFF = ("error", "abort")
+
 TOO_LONG = ("context_length_exceeded", "context length", "context size", "too many tokens")
 SERVER_LIMIT = re.compile(r"context(?: length| size)?(?: is| of)? \(?(\d+)")  # as servers say it when they refuse
 CHARACTERS_A_TOKEN = 3  # where a server does not count: rather too many tokens than too few
+
+
+# --- an answer ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is used of a server's answer. Tokens are None where it does not count them."""
+
+    text: str
+    reason: str | None  # why it ended
+    stopped_at: str | None  # the stop text that it ended with
+    tells_stop: bool  # whether the server says at all which one it was
+    num_prompt_tokens: int | None
+    num_reply_tokens: int | None
+    num_tokens: int | None
+
+
+def read_answer(answer: Mapping[str, Any]) -> Answer:
+    """Raises `Passing` where it is none that can be read."""
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(message, dict):
+        raise Passing("an answer without a message")
+    text, reason = _text(message.get("content")), choice.get("finish_reason")
+    if reason in BROKEN_OFF or (reason is None and not text):
+        raise Passing(f"a reply that ended by {reason}")
+    usage = answer.get("usage")
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    counts = [_count(usage.get(name)) if isinstance(usage, dict) else None for name in names]
+    return Answer(text, reason, choice.get("stop_reason"), "stop_reason" in choice, *counts)
+
+
+def _text(content: Any) -> str:
+    """A text, or the parts of one."""
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "".join(text for text in texts if isinstance(text, str))
+    if content is not None and not isinstance(content, str):
+        raise Passing("an answer whose content is no text")
+    return content or ""
+
+
+def _count(value: Any) -> int | None:
+    return int(text) if (text := str(value)).isdecimal() else None
 
 
 # --- a chat as characters -----------------------------------------------------------------------------------------
@@ -107,6 +160,7 @@ class ServerEngine:
         self.prefill, self.stops, self.limit_name = prefill, True, "max_tokens"
         self.was_refused: list[str] = []  # what the server would not do, in words
         self.num_left = 0  # conversations that the budget did not allow
+        self.has_played = False  # whether there are episodes already that the server has carried to their end
         self._has_answered = self._heeds_prefill = self._heeds_stops = False
         self._lock = threading.Lock()
 
@@ -177,15 +231,13 @@ class ServerEngine:
                     return self._end_too_long(conversation, str(error), num_known, sampling)
                 self._stop_if_hopeless(error)
                 return conversation.fail(str(error))
-            usage = answer.get("usage") or {}
-            num_known = usage.get("total_tokens") or 0
-            if (usage.get("prompt_tokens") or 0) > self.max_prompt_tokens:
+            num_known = answer.num_tokens or 0
+            if (answer.num_prompt_tokens or 0) > self.max_prompt_tokens:
                 return conversation.cut()
-            try:
-                reply = self._read(answer, messages_of(held)[-1]["content"], sampling)
-            except _Unusable as error:
-                return conversation.fail(str(error))
-            conversation.count(usage.get("completion_tokens"))
+            if answer.reason in NO_REPLY:
+                return conversation.fail(f"a reply that ended by {answer.reason}")
+            reply = self._reply(answer, messages_of(held)[-1]["content"], sampling)
+            conversation.count(answer.num_reply_tokens)
             conversation.take(reply)
             held += reply.ids
         return None
@@ -208,28 +260,31 @@ class ServerEngine:
         """What no other conversation would be spared either."""
         if error.status in WRONG_KEY:
             raise ConfigError(f"{self.client.base} refuses the key: {error}; see --api-key-env") from error
-        if error.status == 404 or not self._has_answered:
+        if error.status == 404 or not (self._has_answered or self.has_played):
             raise ConfigError(f"{self.client.base} refuses the request for model {self.model}: {error}") from error
 
-    def _ask(self, held: Sequence[int], prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+    def _ask(self, held: Sequence[int], prompt: Prompt, sampling: Sampling) -> Answer:
         """The server's answer; what it refuses for good is left out from then on."""
+        opening, guesses = messages_of(held)[-1]["content"], False
         while True:
-            features = (self.prefill, self.stops, self.limit_name)
+            features = (False, False, self.limit_name) if guesses else self._features
             body = self._body(held, prompt, sampling, features)
             try:
-                answer = self.client.post("/chat/completions", body)
+                answer = self.client.post("/chat/completions", body, read_answer)
             except Refused as error:
-                if error.status not in (400, 422) or not self._do_without(error, features):
-                    raise
+                guesses = self._guesses_after(error, features, guesses)
                 continue
-            self._has_answered = True
+            guesses = False
             self.client.budget.spend(num_tokens(body["messages"], answer))
-            if not self._was_ignored(answer, messages_of(held)[-1]["content"], sampling, features):
+            self._keep_to(features)
+            if not self._was_ignored(answer, opening, sampling, features):
                 return answer
 
-    def _body(
-        self, held: Sequence[int], prompt: Prompt, sampling: Sampling, features: tuple[bool, bool, str]
-    ) -> dict[str, Any]:
+    @property
+    def _features(self) -> Features:
+        return self.prefill, self.stops, self.limit_name
+
+    def _body(self, held: Sequence[int], prompt: Prompt, sampling: Sampling, features: Features) -> dict[str, Any]:
         prefill, stops, limit_name = features
         messages = messages_of(held)
         body = {
@@ -248,86 +303,75 @@ class ServerEngine:
             body |= STOP_FIELDS
         return body
 
-    def _do_without(self, error: Refused, tried: tuple[bool, bool, str]) -> bool:
-        """Give up what the message names, or else all that not every server knows. False: nothing is left."""
+    def _guesses_after(self, error: Refused, tried: Features, guessed: bool) -> bool:
+        """Give up what the message names. Whether to try without all that not every server knows, for it names none of
+        that; the error is raised where it cannot be the reason."""
         said = str(error).lower()
-        if any(words in said for words in TOO_LONG):
-            return False
+        if error.status not in (400, 422) or any(words in said for words in TOO_LONG):
+            raise error
+        names = [tried[0] and any(word in said for word in PREFILL_WORDS)]
+        names += [tried[1] and any(word in said for word in STOP_WORDS)]
+        names += [tried[2] == "max_tokens" and "max_completion_tokens" in said]
         with self._lock:
-            if tried != (self.prefill, self.stops, self.limit_name):
-                return True  # another thread has done so already
-            if "max_completion_tokens" in said and self.limit_name == "max_tokens":
-                self.limit_name = "max_completion_tokens"
-                return True
-            named = [any(word in said for word in words) for words in (PREFILL_WORDS, STOP_WORDS)]
-            without_prefill = self.prefill and (named[0] or not any(named))
-            without_stops = self.stops and (named[1] or not any(named))
-            if without_prefill:
-                self.prefill = False
-                self.was_refused.append("prefill")
-            if without_stops:
-                self.stops = False
-                self.was_refused.append("stop text")
-            return without_prefill or without_stops
+            if any(names):
+                self._drop(names[0], names[1])
+                self.limit_name = "max_completion_tokens" if names[2] else self.limit_name
+                return guessed
+            if guessed or not any(tried[:2]) or (self._has_answered and tried == self._features):
+                raise error
+            return not self._has_answered  # or else another thread has found out
 
-    def _was_ignored(
-        self, answer: Mapping[str, Any], opening: str, sampling: Sampling, tried: tuple[bool, bool, str]
-    ) -> bool:
+    def _keep_to(self, answered: Features) -> None:
+        """What the first answer came without was refused."""
+        with self._lock:
+            if not self._has_answered:
+                self._has_answered = True
+                self._drop(not answered[0], not answered[1])
+
+    def _drop(self, prefill: bool, stops: bool) -> None:
+        self.was_refused += ["prefill"] * (self.prefill and prefill) + ["stop text"] * (self.stops and stops)
+        self.prefill &= not prefill
+        self.stops &= not stops
+
+    def _was_ignored(self, answer: Answer, opening: str, sampling: Sampling, tried: Features) -> bool:
         """Whether the server takes a field and does not heed it, as its first replies show; it is then asked again.
 
-        A reply that begins with the opening was not continued. One that ends inside its answer has lost the stop text,
-        unless the server tells why it stopped: then the model itself ended there.
+        A reply that begins with the opening was not continued; an empty one tells nothing. One that ends inside its
+        answer has lost the stop text, unless the server tells why it stopped: then the model itself ended there.
         """
-        choice = _choice(answer)
-        text, reason = choice["text"], choice.get("finish_reason")
+        text = answer.text
         with self._lock:
             if tried[:2] != (self.prefill, self.stops):
                 return True  # another thread has found out
             ignored = []
-            if self.prefill and not self._heeds_prefill:
+            if self.prefill and text.strip() and not self._heeds_prefill:
                 self._heeds_prefill = not text.lstrip().startswith(opening)
                 ignored += [] if self._heeds_prefill else ["prefill"]
             if self.stops and sampling.stop_at_answer and not self._heeds_stops:
-                self._heeds_stops = ANSWER_END in text or "stop_reason" in choice
-                is_open = ANSWER_START in opening + text and reason == "stop"
+                self._heeds_stops = ANSWER_END in text or answer.tells_stop
+                is_open = ANSWER_START in opening + text and answer.reason not in (*CUT_OFF, *NO_REPLY)
                 ignored += ["stop text"] if is_open and not self._heeds_stops else []
-            self.prefill &= "prefill" not in ignored
-            self.stops &= "stop text" not in ignored
-            self.was_refused += ignored
+            self._drop("prefill" in ignored, "stop text" in ignored)
             return bool(ignored)
 
-    def _read(self, answer: Mapping[str, Any], opening: str, sampling: Sampling) -> Sampled:
+    def _reply(self, answer: Answer, opening: str, sampling: Sampling) -> Sampled:
         """The reply as characters, and why it ended."""
-        choice = _choice(answer)
-        text, reason = choice["text"], choice.get("finish_reason")
-        if reason not in ("stop", "length"):
-            raise _Unusable(f"a reply that ended by {reason}")
+        text = answer.text
         if not self.prefill and text.lstrip().startswith(opening):
             text = text.lstrip().removeprefix(opening)
-        stopped_by = "end_of_turn" if reason == "stop" else "length"
+        stopped_by = "length" if answer.reason in CUT_OFF else "end_of_turn"
         if sampling.stop_at_answer and ANSWER_END in text:
             stopped_by = "answer"
-            if choice.get("stop_reason") != ANSWER_END:
+            if answer.stopped_at != ANSWER_END:
                 text = text[: text.index(ANSWER_END) + len(ANSWER_END)]
         ids = [*map(ord, text)] + [END] * (stopped_by == "end_of_turn")
         ids = ids or [CUT]
         return Sampled(tuple(ids), (0.0,) * len(ids), stopped_by)
 
 
-def num_tokens(messages: Sequence[Mapping[str, str]], answer: Mapping[str, Any]) -> int:
+def num_tokens(messages: Sequence[Mapping[str, str]], answer: Answer) -> int:
     """Of prompt and reply, as the server counts; from the length of the texts where it does not."""
-    counted = (answer.get("usage") or {}).get("total_tokens")
-    if counted:
-        return counted
-    texts = [*(message["content"] for message in messages), _choice(answer)["text"]]
+    if answer.num_tokens:
+        return answer.num_tokens
+    texts = [*(message["content"] for message in messages), answer.text]
     return math.ceil(sum(map(len, texts)) / CHARACTERS_A_TOKEN)
-
-
-def _choice(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """The first choice of an answer, with its text; both may be missing."""
-    choice = (answer.get("choices") or [{}])[0]
-    return choice | {"text": (choice.get("message") or {}).get("content") or ""}
-
-
-class _Unusable(Exception):
-    """An answer that is no reply."""

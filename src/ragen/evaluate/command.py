@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ragen.caller import from_caller
 from ragen.evaluate import models as named
@@ -120,7 +119,7 @@ def read(options: argparse.Namespace) -> tuple[Wanted, list[str]]:
         words = [f"output.dir={quoted(options.output)}", *words]
     wanted = Wanted(
         models=named.with_distinct_labels(models),
-        environments=[name for item in options.env for name in item.split(",") if name],
+        environments=[name for item in options.env for name in item.split(",")],
         config_name=options.config_name,
         config_dir=options.config_dir,
         episodes=options.episodes,
@@ -150,9 +149,6 @@ def _server_models(options: argparse.Namespace) -> list[named.Model]:
         raise ConfigError("--api-base URL and --api-model NAME belong together")
     if options.api_base is None:
         return []
-    parts = urlsplit(options.api_base)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ConfigError(f"--api-base {options.api_base}: must begin with http:// or https://")
     return [named.ServerModel(options.api_base.rstrip("/"), name, options.api_key_env) for name in options.api_model]
 
 

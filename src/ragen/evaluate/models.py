@@ -10,22 +10,23 @@ Nothing heavy is imported: what is named is only looked for on disk.
 """
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from os import environ
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ragen.config.embedded import NAMES as EMBEDDED
+from ragen.model.place import CHECKPOINT, find_folder, is_path, started_in
 from ragen.report.folder import RunFolder
 from ragen.sft.place import MERGED
 from ragen.train import manifest
+from ragen.train.lineage import holds_model, is_tuning, newest_checkpoint, run_of
 from ragen.typed import ConfigError
 
-WEIGHTS = ("*.safetensors", "*.json")
-MODEL_FILES = ("config.json", "adapter_config.json")
-CHECKPOINT = re.compile(r"global_step_\d+")
+READ = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")  # weights, configs, tokenizers and chat templates
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,21 @@ class LocalModel:
         return self.name in EMBEDDED
 
     def fingerprint(self) -> dict[str, Any]:
-        """What sets the weights apart: the name, and for a folder the sizes and times of its files."""
+        """What sets the model apart: the name, and for a folder the sizes and times of its files; so for the base of an
+        adapter."""
         folder = Path(self.name).expanduser()
-        files = sorted({path for pattern in WEIGHTS for path in folder.glob(pattern)}) if folder.is_dir() else []
+        files = sorted({path for pattern in READ for path in folder.glob(pattern)}) if folder.is_dir() else []
         found = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        return {"model": str(folder.resolve()) if files else self.name, "files": [list(item) for item in found]}
+        own = {"model": str(folder.resolve()) if files else self.name, "files": [list(item) for item in found]}
+        return own | self._fingerprint_of_base() if (folder / "adapter_config.json").exists() else own
+
+    def _fingerprint_of_base(self) -> dict[str, Any]:
+        from ragen.model.load import find_model
+
+        base = find_model(self.name).base
+        if base is None:
+            return {}
+        return {"base": LocalModel(base.name if base.name in EMBEDDED else str(base.folder), "").fingerprint()}
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,15 @@ class ServerModel:
 
     run_folder = None
     compared_with = None
+
+    def __post_init__(self) -> None:
+        _check_address(self.base)
+        if not _is_plain(self.key):
+            raise ConfigError(f"--api-key-env {self.key_variable}: the key holds a blank or what no header can hold")
+
+    @property
+    def key(self) -> str:
+        return environ.get(self.key_variable, "").strip()
 
     @property
     def is_embedded(self) -> bool:
@@ -75,6 +95,25 @@ class ServerModel:
 Model = LocalModel | ServerModel
 
 
+def _is_plain(text: str) -> bool:
+    return all("!" <= letter <= "~" for letter in text)
+
+
+def _check_address(base: str) -> None:
+    """Refuse what no server can be reached by, at once: to wait would not help."""
+    if "@" in base.partition("//")[2].partition("/")[0]:
+        raise ConfigError("--api-base: a user and a password in the address are not sent; see --api-key-env")
+    try:
+        parts = urlsplit(base)
+        is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as error:  # of the port, or of an IPv6 address
+        raise ConfigError(f"--api-base {base}: {error}") from None
+    if not is_whole or parts.query or parts.fragment:
+        raise ConfigError(f"--api-base {base}: must begin with http:// or https://, name a host and end with a path")
+    if not _is_plain(base):
+        raise ConfigError(f"--api-base {base!r}: blanks and letters such as ü are written as %20 and %C3%BC")
+
+
 def local_model(name: str) -> LocalModel:
     """The model that a word of the command line means. A folder that holds no model is refused."""
     folder = Path(name).expanduser()
@@ -82,12 +121,12 @@ def local_model(name: str) -> LocalModel:
         if is_path(name):
             raise ConfigError(f"model {name}: no such folder{_near(folder)}")
         return LocalModel(name, name.rsplit("/", 1)[-1])
-    if _holds_model(folder):
+    if holds_model(folder):
         is_actor = folder.name == "actor" and CHECKPOINT.fullmatch(folder.parent.name)
         return _of_checkpoint(folder.parent) if is_actor else _of_model_folder(folder)
     if (folder / "actor").is_dir():
         return _of_checkpoint(folder)
-    if _holds_model(folder / MERGED):
+    if holds_model(folder / MERGED):
         return _of_model_folder(folder / MERGED)
     found = model_of_run(folder)
     if found is not None:
@@ -96,11 +135,6 @@ def local_model(name: str) -> LocalModel:
         f"model {name}: the folder holds neither a Hugging Face model (config.json), nor a checkpoint (actor/), nor a "
         "run with checkpoints (global_step_*)"
     )
-
-
-def is_path(name: str) -> bool:
-    """Whether a name can only be that of a folder: the hub has an owner and a name, and no checkpoints."""
-    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or any(map(CHECKPOINT.fullmatch, Path(name).parts))
 
 
 def _near(folder: Path) -> str:
@@ -114,41 +148,21 @@ def _near(folder: Path) -> str:
     return f"; {there} has {near or ('no checkpoint' if is_step else 'no folder')}, and no {part}"
 
 
-def _holds_model(folder: Path) -> bool:
-    return any((folder / name).exists() for name in MODEL_FILES)
-
-
 def _of_model_folder(folder: Path) -> LocalModel:
-    """A model by itself, or what a fine-tuning run has put beside its own folder."""
-    place = folder.resolve()
-    run = tuning_run(place.parent) if place.name == MERGED else None
-    return LocalModel(str(folder), place.name if run is None else f"{place.parent.name}/{MERGED}", run)
-
-
-def tuning_run(output: Path) -> Path | None:
-    """The run folder of fine-tuning in its output folder (`sft.output_dir`)."""
-    runs = [path.parent for path in sorted(output.glob("*/config.yaml")) if _is_tuning(path.parent)]
-    return runs[0].resolve() if runs else None
-
-
-def _is_tuning(run: Path) -> bool:
-    return RunFolder(run).read_config().get("rl_or_sft") == "sft"
+    """A model by itself, or one that was merged in a run."""
+    place, run = folder.resolve(), run_of(folder)
+    is_beside = run is not None and run.parent != place
+    return LocalModel(str(folder), f"{place.parent.name}/{place.name}" if is_beside else place.name, run)
 
 
 def model_of_run(run: Path) -> LocalModel | None:
     """What finished fine-tuning has merged, which is the best of its checkpoints; of any other run the newest one."""
     merged = run.resolve().parent / MERGED
     has_finished = (RunFolder(run).read_finished() or {}).get("status") == "finished"
-    if has_finished and _holds_model(merged) and _is_tuning(run):
+    if has_finished and holds_model(merged) and is_tuning(run):
         return _of_model_folder(merged)
     newest = newest_checkpoint(run)
     return None if newest is None else _of_checkpoint(newest)
-
-
-def newest_checkpoint(run: Path) -> Path | None:
-    """The one that the run would go on from, or else the last that holds a model."""
-    others = [path for path in manifest.checkpoints(run) if (path / "actor").is_dir() and manifest.is_whole(path)]
-    return manifest.latest(run) or (others[-1] if others else None)
 
 
 def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: None) -> list[LocalModel]:
@@ -178,11 +192,10 @@ def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: N
 
 
 def _of_checkpoint(folder: Path) -> LocalModel:
-    actor, run = folder / "actor", folder.resolve().parent
-    if not _holds_model(actor):
+    actor, place = folder / "actor", folder.resolve()
+    if not holds_model(actor):
         raise ConfigError(f"checkpoint {folder}: actor/ holds no model; it was saved without `model` in save_contents")
-    has_config = (run / "config.yaml").is_file()
-    return LocalModel(str(actor), f"{run.name}/{folder.resolve().name}", run if has_config else None)
+    return LocalModel(str(actor), f"{place.parent.name}/{place.name}", run_of(place))
 
 
 def with_bases(models: list[LocalModel]) -> list[LocalModel]:
@@ -203,28 +216,16 @@ def _base_of(model: LocalModel) -> LocalModel | None:
     name = config.get("model_path")
     if not name or name in EMBEDDED:
         return local_model(name) if name else None
-    path = Path(name).expanduser()
-    roots = [*_started_in(model.run_folder, config), Path()]
-    found = next((root / path for root in roots if (root / path).is_dir()), None)
+    path, found = Path(name).expanduser(), find_folder(name, model.run_folder)
     if found is not None:
         return local_model(name if path.is_dir() and path.samefile(found) else str(found))
+    roots = [*started_in(model.run_folder), Path()]
     if is_path(name) or ("/" in name and any((root / path).parent.is_dir() for root in roots)):
         raise ConfigError(
             f"--with-base: run {model.run_folder} began from {name}, and there is no such folder, neither here nor "
             "where the run was started: put it there, or leave --with-base out and name its base as a model"
         )
     return local_model(name)
-
-
-def _started_in(run: Path, config: dict[str, Any]) -> list[Path]:
-    """The folder that relative paths of a run are meant from, where the place of the run tells: what stands before
-    `trainer.default_local_dir`, of which a part may have got a number."""
-    inner = Path((config.get("trainer") or {}).get("default_local_dir") or "/").parent
-    outer = run.resolve().parent
-    num_outside = len(outer.parts) - len(inner.parts)
-    pairs = zip(outer.parts[num_outside:], inner.parts, strict=False)
-    is_below = not inner.is_absolute() and num_outside > 0 and all(part.startswith(name) for part, name in pairs)
-    return [Path(*outer.parts[:num_outside])] if is_below else []
 
 
 def max_positions(folder: Path) -> int | None:

@@ -22,7 +22,7 @@ A line is one episode:
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -272,11 +272,27 @@ def claimed(path: Path, evaluation: str, replaces: bool = False) -> Path:
     if replaces:
         write_whole(_owner(path), evaluation.encode())
         return path
-    for number in itertools.count(1):
-        chosen = path if number == 1 else path.with_stem(f"{path.stem}_{number}")
-        if _claim(chosen, evaluation):
-            return chosen
-    raise AssertionError("there are always more numbers")
+    return next(chosen for chosen in _with_numbers(path) if _claim(chosen, evaluation))
+
+
+def created(path: Path) -> Path:
+    """The path, or with a number where somebody has it already: an empty file, so that nobody else takes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return next(chosen for chosen in _with_numbers(path) if _create(chosen))
+
+
+def _with_numbers(path: Path) -> Iterator[Path]:
+    yield path
+    yield from (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
+
+
+def _create(path: Path, content: str = "") -> bool:
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(content)
+    except FileExistsError:
+        return False
+    return True
 
 
 def remove_report(path: Path) -> None:
@@ -293,12 +309,7 @@ def _claim(path: Path, evaluation: str) -> bool:
     owner = _owner(path)
     if not owner.exists() and any(path.with_suffix(ending).exists() for ending in ENDINGS):
         return False
-    try:
-        with open(owner, "x", encoding="utf-8") as file:
-            file.write(evaluation)
-    except FileExistsError:
-        return owner.read_text(encoding="utf-8") == evaluation
-    return True
+    return _create(owner, evaluation) or owner.read_text(encoding="utf-8") == evaluation
 
 
 def kept(record: Mapping[str, Any], output: Output, has_ids: bool) -> dict[str, Any]:

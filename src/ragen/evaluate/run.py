@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from ragen.config.tree import to_dict
 from ragen.engine.base import Engine, Prompt, Sampled
 from ragen.evaluate import output as files
 from ragen.evaluate.api import CharacterChat, ServerEngine
-from ragen.evaluate.client import Budget, Client
+from ragen.evaluate.client import Budget, Client, ServerGone
 from ragen.evaluate.journal import Journal, Place
 from ragen.evaluate.metrics import Measured, Outcome, measure, outcome_of
 from ragen.evaluate.models import LocalModel, Model, ServerModel, max_positions
@@ -132,6 +131,7 @@ def evaluate(plan: Plan, note: Callable[[str], None] | None = None, now: datetim
     labels = {model.name: model.label for model in plan.wanted.models if isinstance(model, LocalModel)}
     against = {model.label: labels.get(model.compared_with, "") for model in plan.wanted.models}
     rows = [replace(row, against=against[row.model]) for item in played for row in item.rows]
+    path = files.created(path) if config.output.append_timestamp else path
     files.write_lines(path, _numbered(played, settings[0].config.output))
     report = write_report(path, rows, [item.examples for item in played], settings) if plan.page else None
     if plan.replaces and report is None:
@@ -269,8 +269,7 @@ def local_player(model: LocalModel, note: Callable[[str], None] = lambda text: N
 
 
 def _server_player(model: ServerModel, options: ServerOptions, budget: Budget, note: Callable[[str], None]) -> Player:
-    key = environ.get(model.key_variable, "")
-    client = Client(model.base, key, options.patience_s, options.timeout_s, budget, note)
+    client = Client(model.base, model.key, options.patience_s, options.timeout_s, budget, note)
     engines: list[ServerEngine] = []
 
     def make(config: Config) -> ServerEngine:
@@ -361,7 +360,7 @@ def _play(player: Player, setting: Setting, plan: Plan, note: Callable[[str], No
             ended = episode.finished()
             _check_turns(ended, config)
             record = files.record_of(ended, worlds[ended.tag], "", meta_info, episode.num_tokens)
-            open_journal.append(episode.place, record)
+            open_journal.append(episode.place, record | {"notes": player.notes()})
 
         draws = ("val", config.seed.val)
         all_of_them = [
@@ -375,7 +374,15 @@ def _play(player: Player, setting: Setting, plan: Plan, note: Callable[[str], No
         with Progress(f"{player.model.label}, {setting.max_turn} turns", len(all_of_them)) as progress:
             progress.advance(len(all_of_them) - len(missing))
             if missing:
-                player.engine(config).run(missing, validation_sampling(config), progress.advance)
+                engine = player.engine(config)
+                if isinstance(engine, ServerEngine):
+                    engine.has_played = len(missing) < len(all_of_them)
+                try:
+                    engine.run(missing, validation_sampling(config), progress.advance)
+                except ServerGone as error:  # what was finished is told all the same
+                    note(str(error))
+                    for episode in missing:
+                        episode.fail(episode.failure or str(error))
     return _played(player, setting, split, worlds, journal, all_of_them)
 
 
@@ -387,15 +394,14 @@ def _played(
     journal: Journal,
     episodes: Sequence[EvaluatedEpisode],
 ) -> _Played:
-    records = [journal.records[episode.place] for episode in episodes if episode.place in journal.records]
+    finished = dict(journal.records)
+    records = [finished[episode.place] for episode in episodes if episode.place in finished]
     rows = []
     for tag, world in worlds.items():
         of_tag = [episode for episode in episodes if episode.request.tag == tag]
-        outcomes = tuple(outcome_of(record) for record in records if record["metadata"]["tag"] == tag)
-        failures: dict[str, int] = {}
-        for episode in of_tag:
-            if episode.failure:
-                failures[episode.failure] = failures.get(episode.failure, 0) + 1
+        of_row = [record for record in records if record["metadata"]["tag"] == tag]
+        outcomes = tuple(map(outcome_of, of_row))
+        failures = Counter(episode.failure for episode in of_tag if episode.failure and episode.place not in finished)
         asked = Counter(episode.request.seed for episode in of_tag)
         reached = reach(world.env, list(asked), split, derive.budget(setting.config, tag))
         rows.append(
@@ -408,11 +414,20 @@ def _played(
                 asked,
                 failures,
                 reached,
-                tuple(player.notes()),
+                _rules(of_row),
             )
         )
     examples = [files.episode_of(record, worlds[record["metadata"]["tag"]]) for record in _examples(records)]
     return _Played(rows, records, examples, journal, player.has_ids)
+
+
+def _rules(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What the server did not do in these episodes, as each of them tells: they may come from several processes."""
+    counts = Counter(note for record in records for note in record.get("notes", ()))
+    return tuple(
+        note if count == len(records) else f"{note} in {count} of {len(records)} episodes"
+        for note, count in counts.items()
+    )
 
 
 def _examples(records: Sequence[Mapping[str, Any]], each: int = 2) -> list[Mapping[str, Any]]:

@@ -281,7 +281,7 @@ def tag_of(name: str, model: Model) -> str:
         tag = ENVIRONMENTS[name]
         return embedded.TAGS.get(tag, tag) if model.is_embedded else tag
     if name not in tags:
-        raise ConfigError(f"--env {name}: no such environment{nearest_of(name, [*ENVIRONMENTS, *tags])}")
+        raise ConfigError(f"--env {name!r}: no such environment{nearest_of(name, [*ENVIRONMENTS, *tags])}")
     return name
 
 

@@ -10,17 +10,25 @@ adapter, ours or peft's, for the model that it names; anything else is looked fo
 Face cache, then on the hub.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from ragen.model import lora, smollm2
+from ragen.model.digest import digest
+from ragen.model.place import CHECKPOINT, find_folder, is_path
 from ragen.typed import ConfigError
 
 EMBEDDED = ("pocket", "pocket-blank")
 LARGE = 50_000_000  # parameters; below this activations are small and recomputing them costs more than it saves
+VALUE_HEAD = "value_head.safetensors"  # what the folder of a critic has besides
+PROBE = "left"  # a text that any tokenizer gives back
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,15 @@ class Source:
         path = Path(self.name).expanduser()
         return str(path.resolve()) if self.name not in (*EMBEDDED, "smollm2") and path.is_dir() else self.name
 
+    @cached_property
+    def digest(self) -> str:
+        """What tells its weights from those of another model; nothing where they are in no file that is known."""
+        if self.name == "pocket-blank":
+            return self.name
+        with _reading(self.folder / "*.safetensors", ValueError, TypeError, KeyError, AttributeError):
+            own = digest(self.folder)
+        return own if self.base is None else f"{own} {self.base.digest}"
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -55,7 +72,8 @@ class LoadedModel:
         return sum(parameter.numel() for parameter in self.model.parameters()) > LARGE
 
 
-def find_model(name: str) -> Source:
+def find_model(name: str, base: str | None = None) -> Source:
+    """`base` stands for the model that an adapter itself names."""
     if name in EMBEDDED:
         from ragen.model.pocket.load import pocket_folder
 
@@ -63,27 +81,50 @@ def find_model(name: str) -> Source:
     if name == "smollm2":
         return _find_smollm2()
     if Path(name).expanduser().is_dir():
-        return _find_in_folder(name, Path(name).expanduser())
+        return _find_in_folder(name, Path(name).expanduser(), base)
+    if is_path(name):
+        raise ConfigError(f"model {name}: there is no such folder")
     return Source(name, _download(name))
 
 
-def _find_in_folder(name: str, folder: Path) -> Source:
+def _find_in_folder(name: str, folder: Path, base: str | None) -> Source:
     is_model = (folder / "config.json").exists() or (folder / lora.CONFIG).exists()
     if not is_model and (folder / "manifest.json").exists():  # a checkpoint
         folder = folder / "actor"
         if not folder.is_dir():
             raise ConfigError(f"model {name}: this checkpoint no longer holds an actor")
+    if (folder / VALUE_HEAD).exists():
+        raise ConfigError(
+            f"model {name} is a critic, which values what was said and says nothing: name its checkpoint, "
+            f"{folder.parent}, and with that the actor"
+        )
     if (folder / lora.CONFIG).exists() and not any(folder.glob("model*.safetensors")):
-        base = lora.read_config(folder).get("base_model_name_or_path")
-        if not base:
-            raise ConfigError(f"model {name}: {folder / lora.CONFIG} does not say which model the adapter belongs to")
-        try:
-            return Source(name, folder, base=find_model(base))
-        except ConfigError as error:
-            raise ConfigError(f"model {name} is an adapter of {base}: {error}") from None
+        return Source(name, folder, base=_find_base(name, folder, base))
     if not (folder / "config.json").exists():
         raise ConfigError(f"model {name}: the folder has no config.json, so it is no Hugging Face model folder")
     return Source(name, folder)
+
+
+def _find_base(name: str, folder: Path, base: str | None) -> Source:
+    """The model that an adapter belongs to: it may have been moved or copied together with the adapter's run."""
+    stored = lora.read_config(folder)["base_model_name_or_path"]
+    wanted = base or stored
+    if not wanted:
+        raise ConfigError(
+            f"model {name}: {folder / lora.CONFIG} does not say which model the adapter belongs to. {_NAME_IT}"
+        )
+    if base is None and is_path(wanted) and CHECKPOINT.fullmatch(folder.resolve().parent.name):
+        wanted = str(find_folder(wanted, folder.resolve().parents[1]) or wanted)
+    try:
+        found = find_model(wanted)
+        if base is None and wanted != stored and not lora.is_of(folder, found.digest):
+            raise ConfigError(f"there is no such folder any more, and {wanted} has other weights than it had")
+    except ConfigError as error:
+        raise ConfigError(f"model {name} is an adapter of {stored}: {error}. {_NAME_IT}") from None
+    return found
+
+
+_NAME_IT = "With another folder or name for it: ragen merge CHECKPOINT --base MODEL makes one ordinary model of both"
 
 
 def load_model(source: Source, device: str | torch.device | None = None, merge: bool = True) -> LoadedModel:
@@ -106,15 +147,16 @@ def converted(source: Source) -> Source:
 
 def _load(source: Source, dtype: torch.dtype, merge: bool) -> LoadedModel:
     """On CPU, in this number type."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     from ragen.model.decoder import FAMILIES, Decoder, Shape, from_huggingface
 
     if source.base is not None:
         return _load_with_adapter(source, source.base, dtype, merge)
     source = converted(source)
-    config = AutoConfig.from_pretrained(source.folder)
-    tokenizer = AutoTokenizer.from_pretrained(source.folder)
+    with _reading(source.folder / "config.json", Exception):
+        config = AutoConfig.from_pretrained(source.folder)
+    tokenizer = _read_tokenizer(source.folder)
     if config.model_type not in FAMILIES:
         return LoadedModel(_load_theirs(source.folder, dtype), tokenizer, source)
     if source.name == "pocket-blank":
@@ -123,22 +165,23 @@ def _load(source: Source, dtype: torch.dtype, merge: bool) -> LoadedModel:
         model, tokenizer = blank_pocket()
     else:
         model = Decoder(Shape.of(config))
-        from_huggingface(model, _read_weights(source.folder))
+        weights = _read_weights(source.folder)
+        with _reading(source.folder / "*.safetensors", ValueError):
+            from_huggingface(model, weights)
     return LoadedModel(_cast(model, dtype), tokenizer, source)
 
 
 def _load_with_adapter(source: Source, base: Source, dtype: torch.dtype, merge: bool) -> LoadedModel:
     """The base, itself merged where it is an adapter too, and this adapter in it or beside it."""
-    from transformers import AutoTokenizer
-
     loaded = _load(base, torch.float32 if merge else dtype, merge=True)
-    lora.load_adapter(loaded.model, source.folder)
+    with _reading(source.folder / lora.WEIGHTS, SafetensorError, OSError):
+        lora.load_adapter(loaded.model, source.folder)
     if merge:
         lora.merge_adapters(loaded.model)
         _cast(loaded.model, dtype)
     tokenizer = loaded.tokenizer
     if (source.folder / "tokenizer_config.json").exists():
-        tokenizer = AutoTokenizer.from_pretrained(source.folder)
+        tokenizer = _read_tokenizer(source.folder)
     return LoadedModel(loaded.model, tokenizer, replace(source, base=loaded.source))
 
 
@@ -155,9 +198,34 @@ def _load_theirs(folder: Path, dtype: torch.dtype) -> Any:
 
     from ragen.model.huggingface import ATTENTION, HuggingFaceModel
 
-    return HuggingFaceModel(
-        AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION).eval()
-    )
+    with _reading(folder / "*.safetensors", SafetensorError, ValueError, OSError):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION)
+    return HuggingFaceModel(model.eval()).check()
+
+
+@contextmanager
+def _reading(what: Path | str, *kinds: type[Exception]) -> Iterator[None]:
+    """What a library raises over a missing or damaged file becomes a word about that file."""
+    try:
+        yield
+    except kinds as error:
+        raise ConfigError(
+            f"{what} cannot be loaded: {type(error).__name__}: {error}\n"
+            "If a file is missing or damaged, copy it again from where the model came from."
+        ) from error
+
+
+def _read_tokenizer(folder: Path) -> Any:
+    """One that gives back what it is given: where a file is missing, transformers makes an empty one in silence."""
+    from transformers import AutoTokenizer
+
+    files = "tokenizer.json, tokenizer_config.json, chat_template.jinja"
+    with _reading(f"the tokenizer in {folder} ({files})", Exception):  # a wrong file leads to errors of any kind
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        given_back = tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False)).strip()
+        if given_back != PROBE:
+            raise ValueError(f"the tokenizer gives back {given_back!r} for {PROBE!r}")
+    return tokenizer
 
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -166,7 +234,11 @@ def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder} holds no *.safetensors weights")
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        with _reading(file, SafetensorError):
+            weights |= load_file(file)
+    return weights
 
 
 def _download(name: str) -> Path:
@@ -184,7 +256,8 @@ def _download(name: str) -> Path:
     listed = "".join(f"\n  - {attempt}" for attempt in tried)
     raise ConfigError(
         f"model {name} cannot be had. Tried:{listed}\n"
-        f"Give a folder with its files, or train the embedded model: model_path=pocket (model.base_model=pocket)"
+        f"Give a folder with its files, or train the embedded model: model_path=pocket (model.base_model=pocket), in "
+        f"fine-tuning sft.training.base_model=pocket"
     )
 
 

@@ -17,6 +17,7 @@ has the same. Other than in peft there is no dropout: what is sampled and what i
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,10 +29,12 @@ from torch import Tensor, nn
 
 from ragen.counter import bits
 from ragen.model.decoder import Attend, Decoder, Shape, linear_layers, to_huggingface
-from ragen.typed import ConfigError
+from ragen.typed import ConfigError, convert
 
 ALL_LINEAR = "all-linear"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's file names
+DIGEST = "base_digest.txt"  # ours: what tells the base's weights from others, see `digest`
+KEYS = {"r": "lora.rank", "lora_alpha": "lora.alpha", "target_modules": "lora.target_modules"}  # peft's names and ours
 _PREFIX = "base_model.model."  # of peft's names for weights
 
 
@@ -111,8 +114,9 @@ def add_adapters(
 ) -> None:
     """Freeze the model and give its linear layers adapters.
 
-    `target_modules` are Hugging Face's names or the ends of them, as a list or with commas: `q_proj,v_proj`.
-    `all-linear` is every linear layer but the one that gives the logits.
+    `target_modules` are Hugging Face's names or the ends of them, as a list or with commas: `q_proj,v_proj`; or, as in
+    peft, a regular expression for whole names: `.*layers\\.[01]\\..*_proj`. `all-linear` is every linear layer but the
+    one that gives the logits.
     """
     if has_adapters(model):
         raise ValueError("the model has adapters already: merge_adapters makes it an ordinary model first")
@@ -218,13 +222,16 @@ def _wanted_names(target_modules: str | Sequence[str], linears: Sequence[Linear]
         raise ConfigError(
             "LoRA: this model has no linear layers besides the one that gives the logits; train it in full"
         )
-    if target_modules == ALL_LINEAR:
+    if ALL_LINEAR in ([target_modules] if isinstance(target_modules, str) else target_modules):
         return set(there)
-    parts = target_modules.split(",") if isinstance(target_modules, str) else target_modules
-    wanted = [part.strip() for part in parts if part.strip()]
-    found = {end: [name for name in there if f".{name}".endswith(f".{end}")] for end in wanted}
+    if isinstance(target_modules, str) and not re.fullmatch(r"[\w.,\s-]*", target_modules):
+        found = {target_modules: _matching(target_modules, there)}
+    else:
+        parts = target_modules.split(",") if isinstance(target_modules, str) else target_modules
+        wanted = [part.strip() for part in parts if part.strip()]
+        found = {end: [name for name in there if f".{name}".endswith(f".{end}")] for end in wanted}
     unknown = [end for end, names in found.items() if not names]
-    if unknown or not wanted:
+    if unknown or not found:
         what = f"no linear layer is called {', '.join(unknown)}" if unknown else "names no linear layer"
         raise ConfigError(
             f"target_modules={_shown(target_modules)}: {what}. There are "
@@ -233,12 +240,24 @@ def _wanted_names(target_modules: str | Sequence[str], linears: Sequence[Linear]
     return {name for names in found.values() for name in names}
 
 
+def _matching(pattern: str, names: Sequence[str]) -> list[str]:
+    try:
+        return [name for name in names if re.fullmatch(pattern, name)]
+    except re.error as error:
+        raise ConfigError(f"target_modules={pattern}: no regular expression: {error}") from None
+
+
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
 def _shown(target_modules: str | Sequence[str]) -> str:
     return target_modules if isinstance(target_modules, str) else ",".join(target_modules)
+
+
+def _typed(value: Any) -> str:
+    """As it is set on the command line."""
+    return f"[{_shown(value)}]" if isinstance(value, list) else str(value)
 
 
 # --- on disk ------------------------------------------------------------------------------------------------------
@@ -310,10 +329,17 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError(f"{folder} holds no adapter: it has no {CONFIG}")
     try:
-        settings = json.loads(path.read_bytes())
-        kind, wanted = settings["peft_type"], {key: settings[key] for key in ("r", "lora_alpha", "target_modules")}
+        settings = {"base_model_name_or_path": None} | json.loads(path.read_bytes())
+        kind, wanted = settings["peft_type"], {key: convert(settings[key], hint, key) for key, hint in _HINTS.items()}
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is no adapter's config ({type(error).__name__}: {error})") from None
+        raise ConfigError(
+            f"{path} is no adapter's config ({type(error).__name__}: {error}): copy it again from where it came from"
+        ) from None
+    if not (path.parent / WEIGHTS).exists():
+        raise ConfigError(
+            f"{folder} has no {WEIGHTS}: copy it there. An adapter_model.bin is not opened, since a pickle may run "
+            "anything: load it with peft and save it again, with safe_serialization=True"
+        )
     unknown = [f"{key}={settings[key]}" for key in _MUST_BE_EMPTY if settings.get(key)]
     if str(settings.get("init_lora_weights")).startswith(_CHANGE_THE_BASE):
         unknown.append(f"init_lora_weights={settings['init_lora_weights']}, which changes the base")
@@ -325,6 +351,12 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return settings | wanted
 
 
+_HINTS = {
+    "r": int,
+    "lora_alpha": int | float,
+    "target_modules": str | list[str],
+    "base_model_name_or_path": str | None,
+}
 # Ways to begin an adapter that take a part of the base's weights into it: it fits no other base.
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
 _MUST_BE_EMPTY = (
@@ -345,12 +377,23 @@ _MUST_BE_EMPTY = (
 )
 
 
-def check_settings(model: Any, settings: Mapping[str, Any], folder: str | Path) -> None:
-    """That a stored adapter has the rank and the scaling of the model's."""
-    adapters = _adapters(model)
-    for key, here in (("r", adapters.rank), ("lora_alpha", adapters.alpha)):
-        if settings[key] != here:
-            raise ConfigError(f"the adapter in {folder} has {key}={settings[key]}, and the model's has {here}")
+def check_settings(model: Any, settings: Mapping[str, Any], folder: str | Path, keys: Mapping[str, str] = KEYS) -> None:
+    """That a stored adapter has the rank, the scaling and the layers of the model's, which are set by `keys`."""
+    here = adapter_config(model, "")
+    different = [key for key in ("r", "lora_alpha") if settings[key] != here[key]]
+    if _wanted_names(settings["target_modules"], _linears(model)) != set(_adapters(model).pairs()):
+        different.append("target_modules")
+    if different:
+        there, now = (
+            " ".join(f"{keys[key]}={_typed(values[key])}" for key in different) for values in (settings, here)
+        )
+        raise ConfigError(f"the adapter in {folder} has {there}, and here it is {now}")
+
+
+def is_of(folder: str | Path, digest: str) -> bool:
+    """Whether a stored adapter was trained above weights with this digest; yes where that is not stored."""
+    path = Path(folder) / DIGEST
+    return not digest or not path.exists() or path.read_text(encoding="utf-8").strip() == digest
 
 
 def check_shapes(model: Any, found: Mapping[str, tuple[int, ...]], folder: str | Path) -> None:

@@ -170,7 +170,7 @@ class LiveConsole:
             self._screen.print(now.line(named=len(tags) > 1))
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._step, self._step_time = step, self._clock()
+        self._step, self._step_time = max(step, self._step), self._clock()
         if step <= self._first:
             self._first_time = self._step_time  # what came before the first step says nothing about the others
         self._metrics.update(metrics)

@@ -162,11 +162,15 @@ class RunFolder:
         return Metrics([rows[step] for step in sorted(rows)], notes)
 
     def rewind(self, step: int) -> None:
-        """Forget what was recorded after `step`: a resumed run writes it again."""
+        """Forget what was recorded after the line of `step`: a resumed run writes it again."""
         if self.metrics_path.exists():
-            lines = self.metrics_path.read_bytes().splitlines(keepends=True)
-            rows = [(line, _parsed_row(line)) for line in lines if line.endswith(b"\n")]
-            kept = [line for line, row in rows if row is not None and row["step"] <= step]
+            kept = []
+            for line in self.metrics_path.read_bytes().splitlines(keepends=True):
+                row = _parsed_row(line) if line.endswith(b"\n") else None
+                if row is not None and row["step"] <= step:
+                    kept.append(line)
+                    if row["step"] == step:
+                        break  # a later line may speak of an earlier step: the success of what was merged at the end
             write_whole(self.metrics_path, b"".join(kept))
         for file in self.episode_files():
             if file.step > step:

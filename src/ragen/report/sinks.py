@@ -157,11 +157,11 @@ def _open_wandb(opening: _Opening) -> Sink | None:
             wandb.teardown()  # its service still holds the run's id
         else:
             opening.say(f"W&B: {run.url}")
-            return _wandb_sink(wandb, run, opening.say)
+            return _wandb_sink(wandb, run, opening)
     run = _begin(wandb, opening, "offline")
     place = os.path.relpath(Path(run.dir).parent)
     opening.say(f"W&B: offline ({why}); to upload the run later: {_wandb_command()} sync {place}")
-    return _wandb_sink(wandb, run, opening.say)
+    return _wandb_sink(wandb, run, opening)
 
 
 def _begin(wandb: Any, opening: _Opening, mode: str) -> Any:
@@ -186,7 +186,15 @@ def _begin(wandb: Any, opening: _Opening, mode: str) -> Any:
     )
 
 
-def _wandb_sink(wandb: Any, run: Any, say: Say) -> Sink:
+def _wandb_sink(wandb: Any, run: Any, opening: _Opening) -> Sink:
+    newest = opening.first_step
+
+    def write(step: int, metrics: dict[str, float]) -> None:
+        """What belongs to an earlier step is shown at the newest, with its own as `step`: W&B takes no others."""
+        nonlocal newest
+        newest = max(newest, step)
+        run.log(metrics if step == newest else metrics | {"step": step}, step=newest)
+
     def end(status: str) -> None:
         run.summary["status"] = status
         run.finish(exit_code=STATUSES[status])
@@ -195,7 +203,7 @@ def _wandb_sink(wandb: Any, run: Any, say: Say) -> Sink:
         table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
         run.log({name: table}, step=step)
 
-    return Sink("W&B", lambda step, metrics: run.log(metrics, step=step), end, say, write_table)
+    return Sink("W&B", write, end, opening.say, write_table)
 
 
 def wandb_mode(environ: Mapping[str, str], answers: Callable[[str], bool] | None = None) -> tuple[str, str]:

@@ -64,7 +64,7 @@ class Lesson:
     first_seed: int
     train_size: int
     test_size: int
-    validation_tag: Tag
+    validation_tags: tuple[Tag, ...]
     validation_seeds: range
     evaluation_seeds: range  # of `val` and of `test`, whichever run plays them
     repeats: bool  # the game has so few levels that all of them occur everywhere
@@ -82,10 +82,10 @@ class Lesson:
             first_seed=settings.seed,
             train_size=settings.train_size,
             test_size=settings.test_size,
-            validation_tag=config.custom_envs[name],
+            validation_tags=tuple(config.custom_envs[tag] for tag in config.es_manager.val.env_configs.tags),
             validation_seeds=range(config.seed.val, config.seed.val + config.es_manager.val.env_groups),
             evaluation_seeds=range(config.seed.val, config.seed.val + RESERVED),
-            repeats=derive.sft_env_type(config) == "two_armed_bandit",
+            repeats=derive.sft_env_type(config) in derive.BANDITS,
         )
 
 
@@ -164,9 +164,9 @@ def _labelled(levels: Sequence[Solved], split: str) -> list[Row]:
 
 def _evaluation_starts(lesson: Lesson) -> tuple[set[State], set[State]]:
     """Where the levels start that this run validates on, and those that any evaluation plays."""
-    env = make(lesson.validation_tag)
-    own = {env.reset(seed, "val") for seed in lesson.validation_seeds}
-    return own, own | {env.reset(seed, split) for split in ("val", "test") for seed in lesson.evaluation_seeds}
+    envs, splits = [make(tag) for tag in lesson.validation_tags], ("val", "test")
+    own = {env.reset(seed, "val") for env in envs for seed in lesson.validation_seeds}
+    return own, own | {env.reset(seed, split) for env in envs for split in splits for seed in lesson.evaluation_seeds}
 
 
 def _too_few(lesson: Lesson, num_solved: int) -> ConfigError:

@@ -15,7 +15,7 @@ model of other origin are left alone: a numbered sibling of the output folder is
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from ragen.report.console import step_line
 from ragen.report.folder import write_whole
 from ragen.report.numbers import percent
 from ragen.rollout.collect import World
-from ragen.sft.data import Data, Lesson, make_data, write_data
+from ragen.sft.data import Data, Lesson, Row, make_data, write_data
 from ragen.sft.place import MERGED, place
 from ragen.sft.tokens import num_answers
 from ragen.sft.train import Tuner, plan
@@ -85,13 +85,15 @@ def tune(config: Config) -> Tuned:
             tuner = Tuner(config, source, data, batches, workers, record, folder)
             if decision.checkpoint is not None:
                 tuner.restore(decision.checkpoint)
+        if decision.reason:
+            record.note(decision.reason)
         with Interrupt(record.note) as interrupt:
             status, step = tuner.fit(decision.first_step, lambda: workers.agree(interrupt.is_set))
         is_interrupted = workers.agree(interrupt.is_set)
         if status == "finished":
-            merged = _merge(tuner, source, folder.parent / MERGED)
+            merged, best_step = _merge(tuner, source, folder.parent / MERGED), tuner.best.step
             del tuner  # the merged model needs its room
-            _validate(config, merged, step, workers, record)
+            _validate(config, merged, best_step, workers, record)
         report = record.ended(status, step)
         if status == "interrupted":
             record.note(f"interrupted after step {step}: the same command goes on from there")
@@ -130,9 +132,11 @@ def _solve(config: Config) -> Data:
 
 
 def _keep(data: Data, config: Config, decision: Decision) -> None:
-    """Store the rows. In a folder in which no run has begun, those of an attempt that failed before are replaced."""
-    is_ours = not Path(config.sft.data_generation.data_dir).is_absolute()
-    folder = data_folder(config, decision.folder.path.parent)
+    """Store the rows. In an output folder in which no run has begun, those of an attempt that failed before are
+    replaced; outside of it they may be another run's."""
+    output = decision.folder.path.parent
+    folder = data_folder(config, output).resolve()
+    is_ours = folder.is_relative_to(output.resolve())
     write_data(data, folder, replace=is_ours and not decision.goes_on)
 
 
@@ -151,14 +155,18 @@ def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def describe(data: Data, folder: Path) -> str:
-    sizes = [
-        f"{len({row['extra_info']['index'] for row in rows})} levels with {len(rows)} answers to {name}"
-        for name, rows in data.sets().items()
-    ]
+    sizes = [f"{_num_levels(rows)} with {len(rows)} answers to {name}" for name, rows in data.sets().items()]
     return (
         f"data: {', '.join(sizes)}; the solver wins {percent(data.success)}; {data.num_left_out} left out; "
         f"{percent(data.shared)} of the levels that evaluations play are among those to train; {folder}"
     )
+
+
+def _num_levels(rows: Sequence[Row]) -> str:
+    """How many, and how many boards these are: small ones come from many seeds."""
+    boards = [row["prompt"][-1]["content"] for row in rows if row["extra_info"]["turn"] == 1]
+    num_boards = len(set(boards))
+    return f"{len(boards)} levels" + (f" ({num_boards} different)" if num_boards < len(boards) else "")
 
 
 # --- the result ---------------------------------------------------------------------------------------------------
@@ -175,13 +183,14 @@ def _merge(tuner: Tuner, source: Source, target: Path) -> Path:
         if not target.exists():
             with record.phase("merging"):
                 best = load_model(source if checkpoint is None else find_model(str(checkpoint)), "cpu")
-                write_model_folder(target, part_of(best))
+                write_model_folder(target, part_of(best), tuner.folder.path)
     tuner.workers.agree(None)
     return target
 
 
 def _validate(config: Config, merged: Path, step: int, workers: Workers, record: Silent) -> None:
-    """Let the merged model, as it is on disk, play the validation levels of RL."""
+    """Let the merged model, as it is on disk, play the validation levels of RL. What it reaches is the success of the
+    step whose weights it has, although later ones were recorded before."""
     with record.phase("loading"):
         loaded = load_model(find_model(str(merged)), workers.device)
         chat = ChatTemplate(loaded.tokenizer)

@@ -37,7 +37,9 @@ from ragen.config.schema import Config
 from ragen.durable import sync
 from ragen.model import lora
 from ragen.model.decoder import Decoder, Shape, from_huggingface
-from ragen.model.load import LoadedModel
+from ragen.model.load import EMBEDDED, VALUE_HEAD, LoadedModel, find_model
+from ragen.model.place import CHECKPOINT, is_path
+from ragen.train import lineage
 from ragen.train import manifest as disk
 from ragen.train.manifest import REPLACED, FileSum, Manifest, OtherModel
 from ragen.train.optimizer import MasterAdamW
@@ -47,7 +49,7 @@ from ragen.typed import ConfigError
 CONTENTS = ("model", "optimizer", "extra")
 SHARD_BYTES = 5_000_000_000  # larger weights are cut into several files
 STATE = "trainer_state.json"
-_OPTIMIZER, _OPTIMIZER_NUMBERS, _HEAD = "optimizer.safetensors", "optimizer.json", "value_head.safetensors"
+_OPTIMIZER, _OPTIMIZER_NUMBERS = "optimizer.safetensors", "optimizer.json"
 
 
 class SaveFailed(OSError):
@@ -60,7 +62,7 @@ class Part:
 
     `model` is a `Decoder` or the adapter of another family; a critic has one of these as `backbone`, and its value head
     as `head`. `config` is the Hugging Face config of the weights. Of a model with an adapter only that is stored:
-    `base_model` names what it belongs to.
+    `base_model` names what it belongs to, and `base_digest` tells that from other weights.
     """
 
     model: nn.Module
@@ -69,6 +71,7 @@ class Part:
     optimizer: MasterAdamW | None = None
     generation_config: str = ""  # the content of a file that came with the weights
     base_model: str = ""
+    base_digest: str = ""
 
     @property
     def backbone(self) -> Any:
@@ -104,6 +107,7 @@ def part_of(loaded: LoadedModel, optimizer: MasterAdamW | None = None) -> Part:
         optimizer,
         generation.read_text(encoding="utf-8") if generation.exists() else "",
         loaded.source.lasting_name,
+        loaded.source.digest if lora.has_adapters(loaded.model) else "",
     )
 
 
@@ -292,6 +296,8 @@ def write_model(folder: Path, part: Part, sums: dict[Path, FileSum]) -> None:
     folder.mkdir()
     if lora.has_adapters(part.backbone):
         _write_json(folder / lora.CONFIG, lora.adapter_config(part.backbone, part.base_model))
+        if part.base_digest:
+            (folder / lora.DIGEST).write_text(f"{part.base_digest}\n", encoding="utf-8")
         path = folder / lora.WEIGHTS
         sums[path] = FileSum(*write_tensors(path, lora.adapter_state(part.backbone)))
     elif isinstance(part.backbone, Decoder):
@@ -308,14 +314,14 @@ def write_model(folder: Path, part: Part, sums: dict[Path, FileSum]) -> None:
     if part.tokenizer is not None:
         part.tokenizer.save_pretrained(folder)
     if part.value_head is not None:
-        path = folder / _HEAD
+        path = folder / VALUE_HEAD
         sums[path] = FileSum(*write_tensors(path, part.value_head.state_dict()))
 
 
-def write_model_folder(target: Path, part: Part) -> None:
-    """`write_model`, whole or not at all, and synced. What is there already stays, with an error."""
-    if target.exists():
-        raise ConfigError(f"{target} is there already, and nothing is overwritten: name another folder")
+def write_model_folder(target: Path, part: Part, run: Path | None = None) -> None:
+    """`write_model`, whole or not at all, and synced, with what it needs to remember its run (`lineage`). What is there
+    already stays, with an error."""
+    check_is_free(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.new")  # not `.part`, which a run that saves here takes for its own
     shutil.rmtree(temporary, ignore_errors=True)
@@ -324,10 +330,21 @@ def write_model_folder(target: Path, part: Part) -> None:
         write_model(temporary, part, sums)
         for path in set(temporary.iterdir()) - set(sums):
             _sync(path)
+        if run is not None:
+            lineage.keep(run, temporary)
         sync(temporary)
         _take_place(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_is_free(target: Path) -> None:
+    """That nothing is there, and that it is no part of a checkpoint, whose files are all listed."""
+    if target.exists():
+        raise ConfigError(f"{target} is there already, and nothing is overwritten: name another folder with --output")
+    for parent in target.resolve().parents:
+        if CHECKPOINT.fullmatch(parent.name) and (parent / disk.MANIFEST).exists():
+            raise ConfigError(f"{target} lies within a checkpoint, {parent}: name a folder outside of it with --output")
 
 
 def _write_shards(folder: Path, weights: Mapping[str, Tensor], sums: dict[Path, FileSum]) -> None:
@@ -493,7 +510,7 @@ def _open(path: Path, manifest: Manifest, name: str, part: Part) -> _Stored:
     weights = _open_adapter(path, name, part) if lora.has_adapters(part.backbone) else _open_model(path, name, part)
     value_head: Mapping[str, Tensor] = {}
     if part.value_head is not None:
-        value_head = TensorFiles([folder / _HEAD])
+        value_head = TensorFiles([folder / VALUE_HEAD])
         _compare(path, value_head.shapes(), _shapes(part.value_head.state_dict()))
     if part.optimizer is not None and "optimizer" in manifest.contents[name]:
         optimizer = TensorFiles([path / f"{name}_optimizer" / _OPTIMIZER])
@@ -524,20 +541,44 @@ def _open_adapter(path: Path, name: str, part: Part) -> Mapping[str, Tensor]:
             f"checkpoint {path} holds all weights of the {name}, and here an adapter is trained: set {_RANKS[name]}=0, "
             f"or train an adapter of it with model_path={path}"
         )
-    weights = TensorFiles([path / name / lora.WEIGHTS])
+    weights, settings = TensorFiles([path / name / lora.WEIGHTS]), lora.read_config(path / name)
+    base = settings["base_model_name_or_path"]
+    if not _is_base(path / name, base, part):
+        raise OtherModel(
+            f"the adapter in {path / name} was trained above {base}, and the weights of {part.base_model} are others: "
+            f"set {_MODELS[name]}={base}, with the weights that it had, {_OR_NOT}"
+        )
     try:
-        lora.check_settings(part.backbone, lora.read_config(path / name), path / name)
+        lora.check_settings(part.backbone, settings, path / name, _ADAPTER_KEYS[name])
         lora.check_shapes(part.backbone, weights.shapes(), path / name)
     except ConfigError as error:
-        raise OtherModel(f"{error}; {_OTHER_MODEL}") from None
+        raise OtherModel(f"{error}: set it as it was when that was written, {_OR_NOT}") from None
     return weights
 
 
+def _is_base(folder: Path, stored: str | None, part: Part) -> bool:
+    """Whether a stored adapter belongs to the base of a part. An older checkpoint has only its name: then it is what is
+    found under that, and no other where that has not been moved."""
+    if (folder / lora.DIGEST).exists() or not stored or not part.base_digest or stored == part.base_model:
+        return lora.is_of(folder, part.base_digest)
+    if stored in EMBEDDED or Path(stored).is_dir():
+        return find_model(stored).digest == part.base_digest
+    return is_path(stored)
+
+
+_MODELS = {"actor": "model_path", "critic": "critic.model.path"}
 _RANKS = {"actor": "actor_rollout_ref.model.lora_rank", "critic": "critic.model.lora_rank"}
-_OTHER_MODEL = (
-    "set model_path and the estimator as they were when it was written, or leave it aside with "
-    "trainer.resume_mode=disable"
-)
+# The critic's follow the actor's: where only the critic differs, keys of its own were set.
+_ADAPTER_KEYS = {
+    "actor": lora.KEYS,
+    "critic": {
+        "r": "critic.model.lora_rank",
+        "lora_alpha": "critic.model.lora_alpha",
+        "target_modules": "critic.model.target_modules",
+    },
+}
+_OR_NOT = "or leave it aside with trainer.resume_mode=disable"
+_OTHER_MODEL = f"set model_path and the estimator as they were when it was written, {_OR_NOT}"
 
 
 def _compare_shape(path: Path, found: Shape, wanted: Shape) -> None:

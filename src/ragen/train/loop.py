@@ -78,6 +78,8 @@ def train(config: Config) -> Run:
             trainer = Trainer(config, sources, workers, record, decision.folder.path)
             if decision.checkpoint is not None:
                 trainer.restore(decision.checkpoint, decision.first_step)
+        if decision.reason:
+            record.note(decision.reason)
         with Interrupt(record.note) as interrupt:
             status, step = trainer.fit(decision.first_step, lambda: workers.agree(interrupt.is_set))
         stop = trainer.stop

@@ -18,7 +18,8 @@ import torch
 from ragen.model import lora
 from ragen.model.load import Source, converted, find_model, load_model
 from ragen.train import manifest as disk
-from ragen.train.checkpoint import part_of, size_text, write_model_folder
+from ragen.train.checkpoint import check_is_free, part_of, size_text, write_model_folder
+from ragen.train.lineage import run_of
 from ragen.typed import ConfigError
 
 
@@ -32,23 +33,27 @@ class Plan:
     num_bytes: int
 
     def __str__(self) -> str:
-        assert self.source.base is not None
+        folder, base = self.source.folder, self.source.base
+        assert base is not None
+        others = "" if lora.is_of(folder, base.digest) else " (with other weights than the adapter was trained on)"
         return (
-            f"adapter: {self.source.folder}\n"
-            f"base: {self.source.base.name}\n"
+            f"adapter: {folder}\n"
+            f"base: {base.name}{others}\n"
             f"output: {self.output}, {size_text(self.num_bytes)} in {str(self.dtype).removeprefix('torch.')}"
         )
 
 
-def plan(checkpoint: Path, output: Path | None = None) -> Plan:
-    """What a merge would write, after all that can be checked without loading the weights."""
+def plan(checkpoint: Path, output: Path | None = None, base: str | None = None) -> Plan:
+    """What a merge would write, after all that can be checked without loading the weights.
+
+    `base` stands for the model that the adapter itself names.
+    """
     checkpoint = checkpoint.resolve()
     if checkpoint.name == "actor" and (checkpoint.parent / disk.MANIFEST).exists():
         checkpoint = checkpoint.parent
-    source = _source(checkpoint)
+    source = _source(checkpoint, base)
     output = output or checkpoint.with_name(f"{checkpoint.name}_merged")
-    if output.exists():
-        raise ConfigError(f"{output} is there already, and nothing is overwritten: name another folder with --output")
+    check_is_free(output)
     dtype, num_parameters = _kind(source)
     planned = Plan(source, output, dtype, num_parameters * dtype.itemsize)
     _check_space(planned)
@@ -59,11 +64,11 @@ def merge(planned: Plan) -> Path:
     """Load the base, merge the adapter into it and write the result."""
     loaded = load_model(planned.source, "cpu")  # merged there, in float32
     loaded.model.to(planned.dtype)
-    write_model_folder(planned.output, part_of(loaded))
+    write_model_folder(planned.output, part_of(loaded), run_of(planned.source.folder))
     return planned.output
 
 
-def _source(checkpoint: Path) -> Source:
+def _source(checkpoint: Path, base: str | None) -> Source:
     if not checkpoint.is_dir():
         raise ConfigError(f"{checkpoint} is no folder; name {_WANTED}")
     if (checkpoint / disk.MANIFEST).exists():
@@ -77,7 +82,7 @@ def _source(checkpoint: Path) -> Source:
                 f"{checkpoint} holds all weights and no adapter: there is nothing to merge, it opens as it is"
             )
         raise ConfigError(f"{checkpoint} holds no adapter; name {_WANTED}")
-    return converted(find_model(str(checkpoint)))
+    return converted(find_model(str(checkpoint), base))
 
 
 _WANTED = f"a checkpoint global_step_<N> of a run with lora.rank above 0, or a folder with {lora.CONFIG}"

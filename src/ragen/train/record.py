@@ -140,8 +140,6 @@ def recording(config: Config, decision: Decision) -> Iterator[Recorder]:
     title = f"{config.trainer.experiment_name} · {config.model_path}"
     first = decision.first_step - 1
     with make_console(total, config.trainer.logger, folder.path, title=title, first_step=first) as console:
-        if decision.reason:
-            console.note(decision.reason)
         folder.write_config(config)
         for name in (GROUP_TABLE, GRADIENT_TABLE):
             _forget_after(first, folder.path / name)
