@@ -180,6 +180,7 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
         ("pocket --env ''", "--env '': no such environment"),
         ("pocket --concurrency 0", "--concurrency 0: must be at least 1"),
         ("pocket --patience 0", "--patience 0: must be above 0"),
+        ("pocket --timeout inf", "--timeout inf: must be at most 1000000 seconds"),
     ],
 )
 def test_what_cannot_work_is_one_message(line, says, capsys):

@@ -21,6 +21,7 @@ from ragen.typed import ConfigError, RunFailed
 
 FRESH = "--fresh"
 STATUSES = {"finished": 0, "failed": 1, "stopped": 3}
+LONGEST_TIMEOUT = 1_000_000  # seconds; sockets take no endless one
 EXAMPLES = """a model is
   a Hugging Face folder or hub name, pocket, a checkpoint (.../global_step_200),
   a run folder (its newest checkpoint; of fine-tuning what it has merged), or the
@@ -160,6 +161,8 @@ def _check_numbers(options: argparse.Namespace) -> None:
     for name in ("patience", "timeout"):
         if not getattr(options, name) > 0:
             raise ConfigError(f"--{name} {getattr(options, name):g}: must be above 0")
+    if options.timeout > LONGEST_TIMEOUT:
+        raise ConfigError(f"--timeout {options.timeout:g}: must be at most {LONGEST_TIMEOUT} seconds")
     temperature = options.temperature
     if temperature is not None and not (temperature >= 0 and math.isfinite(temperature)):
         raise ConfigError(f"--temperature {temperature}: must be 0 (greedy) or more")

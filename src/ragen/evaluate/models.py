@@ -232,7 +232,7 @@ def max_positions(folder: Path) -> int | None:
     """How many tokens the model in a folder was made for."""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return config.get("max_position_embeddings")
+    return config.get("max_position_embeddings") or config.get("n_positions")  # the latter in GPT-2
 
 
 def with_distinct_labels(models: list[Model]) -> list[Model]:
