@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ragen.agent.episode import EpisodeState
-from ragen.config.embedded import NAMES as EMBEDDED
+from ragen.config.embedded import PACKAGED
 from ragen.engine.base import Prompt, Sampled
 from ragen.env.base import Action, Environment
 from ragen.evaluate.models import LocalModel, local_model
@@ -25,7 +25,6 @@ from ragen.screen import Screen
 from ragen.typed import nearest_of
 from ragen.types import Turn
 
-NAMES = (*EMBEDDED, "smollm2")
 THOUGHT, ANSWER = "dim", "bold"
 
 
@@ -56,8 +55,8 @@ def _prepare(environment: str, agent: str, temperature: float) -> tuple[LocalMod
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise ValueError(f"--temperature {temperature}: must be 0 (greedy) or more")
     model = local_model(agent)
-    if "/" not in agent and agent not in NAMES and not Path(agent).is_dir():
-        known = [*PLAYERS, *NAMES]
+    if "/" not in agent and agent not in PACKAGED and not Path(agent).is_dir():
+        known = [*PLAYERS, *PACKAGED]
         raise ValueError(f"--agent {agent}: no player, model or folder of this name{nearest_of(agent, known)}")
     wanted = Wanted([model], environments=[environment], episodes=1, samples=1, temperature=temperature)
     return model, settings(wanted)[0]

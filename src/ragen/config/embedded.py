@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 NAMES = ("pocket", "pocket-blank")
+PACKAGED = (*NAMES, "smollm2")  # every model that comes with a package, and so has a name of its own
 
 # The tag that pocket plays where another of the same game was chosen.
 TAGS = {

@@ -6,15 +6,13 @@ Nothing is taken over: the rules of a run are those of its own command. A model 
 learnt, so the note has what to type for them.
 """
 
-import json
-import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ragen.config import embedded
+from ragen.config.model_name import folder_of
 from ragen.config.schema import Config
 from ragen.config.tree import leaves
 from ragen.report.folder import RunFolder
@@ -25,31 +23,7 @@ RULES = (
     *(f"agent_proxy.{name}" for name in ("action_sep", "context_window_mode", "max_context_window")),
     "actor_rollout_ref.rollout.response_length",
 )
-EMBEDDED = (*embedded.NAMES, "smollm2")
 NUM_KEPT = "trainer.max_actor_ckpt_to_keep"
-
-
-def folder_of(name: str) -> Path | None:
-    """The folder that the name of a model means, if it means one."""
-    path = os.path.expanduser(name)  # unlike those of `Path`, these take any text
-    return Path(path) if name not in EMBEDDED and os.path.isdir(path) else None
-
-
-def is_decoder(name: str) -> bool:
-    """Whether a model is known, before it is loaded, to be a Llama or Qwen2, whose layers have the same names."""
-    folder = folder_of(name)
-    if folder is None:
-        return name in EMBEDDED
-    try:
-        return json.loads((folder / "config.json").read_bytes())["model_type"] in ("llama", "qwen2")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False  # loading it tells what is wrong
-
-
-def model_inside(name: str) -> Path | None:
-    """The model that is meant by the folder of a run, or by the output folder of fine-tuning."""
-    folder = folder_of(name)
-    return None if folder is None else lineage.model_inside(folder)
 
 
 def notes(key: str, name: str, tree: Mapping[str, Any], typed: Collection[str]) -> Iterator[str]:

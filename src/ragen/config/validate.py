@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ragen.algo.filter import VALUES
-from ragen.config import derive, devices, learnt
+from ragen.config import derive, devices, model_name
 from ragen.config.schema import Config
 from ragen.config.tree import value_at
 from ragen.env.base import Tag
@@ -255,7 +255,7 @@ def agent(config: Config, name: Name) -> Problems:
 def models(config: Config, name: Name) -> Problems:
     """A model is named by its own folder, and not by one that holds others beside it."""
     for key in derive.MODELS if config.rl_or_sft == "rl" else ("sft.training.base_model",):  # the others follow it
-        inside = learnt.model_inside(value_at(config, key))
+        inside = model_name.model_inside(value_at(config, key))
         if inside is not None:
             yield f"{name(key)}={value_at(config, key)}: this folder is no model, but holds one: name {inside}"
 
@@ -276,7 +276,7 @@ def adapters(config: Config, name: Name) -> Problems:
                 f"{value_at(config, rank)}"
             )
         wanted = value_at(config, targets)
-        problem = _target_problem(wanted, learnt.is_decoder(value_at(config, model)))
+        problem = _target_problem(wanted, model_name.is_decoder(value_at(config, model)))
         if problem:
             yield f"{name(targets)}={shown(wanted)}: {problem}"
 

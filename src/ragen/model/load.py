@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from ragen.config.embedded import NAMES as EMBEDDED
+from ragen.config.embedded import PACKAGED
 from ragen.model import lora, smollm2
 from ragen.model.digest import digest
 from ragen.model.place import CHECKPOINT, find_folder, is_path
 from ragen.typed import ConfigError
 
-EMBEDDED = ("pocket", "pocket-blank")
 LARGE = 50_000_000  # parameters; below this activations are small and recomputing them costs more than it saves
 VALUE_HEAD = "value_head.safetensors"  # what the folder of a critic has besides
 PROBE = "left"  # a text that any tokenizer gives back
@@ -49,7 +50,7 @@ class Source:
     def lasting_name(self) -> str:
         """What finds it from any current folder."""
         path = Path(self.name).expanduser()
-        return str(path.resolve()) if self.name not in (*EMBEDDED, "smollm2") and path.is_dir() else self.name
+        return str(path.resolve()) if self.name not in PACKAGED and path.is_dir() else self.name
 
     @cached_property
     def digest(self) -> str:
