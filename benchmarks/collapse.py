@@ -38,11 +38,11 @@ from ragen.diagnose.collapse import (
     trajectory_uniform,
 )
 from ragen.diagnose.cross_score import cross_log_probs
+from ragen.distributed.workers import Workers
 from ragen.model.decoder import Decoder, Shape
+from ragen.model.packing import pack
 from ragen.model.policy import score
-from ragen.rollout.batch import pack
-from ragen.train.score import CPU_TOKENS, micro_batches
-from ragen.train.workers import Workers
+from ragen.model.scoring import CPU_TOKENS, micro_batches
 from ragen.types import TokenSequence
 
 MAX_PAIRS = 128  # collapse_detection.micro_batch_size

@@ -26,10 +26,10 @@ sys.path.insert(0, str(ROOT / "src"))
 import gymnasium  # noqa: E402
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map  # noqa: E402
 
-from ragen.counter import uniform  # noqa: E402
 from ragen.env.base import Environment  # noqa: E402
 from ragen.env.frozen_lake import FrozenLake  # noqa: E402
 from ragen.env.sokoban import Sokoban  # noqa: E402
+from ragen.prng import uniform  # noqa: E402
 
 PEER_FOLDER = ROOT / "benchmarks" / ".peers" / "gym-sokoban"
 PEER_SCRIPT = ROOT / "benchmarks" / "peers" / "gym_sokoban_peer.py"

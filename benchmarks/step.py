@@ -57,20 +57,20 @@ from torch import Tensor  # noqa: E402
 from ragen.agent.episode import EpisodeState, TurnResult  # noqa: E402
 from ragen.agent.parse import parse_reply  # noqa: E402
 from ragen.agent.template import ChatTemplate  # noqa: E402
+from ragen.coerce import ConfigError  # noqa: E402
 from ragen.config.compose import resolve  # noqa: E402
 from ragen.config.schema import Config  # noqa: E402
-from ragen.counter import bits  # noqa: E402
+from ragen.distributed.workers import ALONE  # noqa: E402
 from ragen.engine.base import Prompt, Sampled, Sampling  # noqa: E402
 from ragen.engine.native.engine import NativeEngine  # noqa: E402
 from ragen.model.load import LoadedModel, find_model, load_model  # noqa: E402
-from ragen.rollout.batch import Sample, samples_of  # noqa: E402
+from ragen.model.packing import Sample, samples_of  # noqa: E402
+from ragen.model.scoring import Scorer, by_sample  # noqa: E402
+from ragen.prng import bits  # noqa: E402
 from ragen.rollout.collect import World  # noqa: E402
 from ragen.train.optimizer import MasterAdamW  # noqa: E402
-from ragen.train.score import Scorer, by_sample  # noqa: E402
-from ragen.train.signal import estimate, experience_of, normalized, scores_of  # noqa: E402
+from ragen.train.targets import estimate, experience_of, normalized, scores_of  # noqa: E402
 from ragen.train.update import Targets, update_actor  # noqa: E402
-from ragen.train.workers import ALONE  # noqa: E402
-from ragen.typed import ConfigError  # noqa: E402
 from ragen.types import Episode, Group, Turn  # noqa: E402
 
 PEER_FOLDER = ROOT / "benchmarks" / ".peers" / "trl"

@@ -28,7 +28,7 @@ from ragen.cli import main
 from ragen.config.schema import Config
 from ragen.config.tree import schema_fields
 from ragen.env.base import Tag
-from ragen.report.folder import RunFolder
+from ragen.store.run_folder import RunFolder
 
 SOURCE = Path(ragen.__file__).parent
 TREE = "config/tree.py"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ragen.play import ONE_ANSWER_PER_LINE
+from ragen.play.game import ONE_ANSWER_PER_LINE
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

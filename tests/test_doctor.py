@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen import doctor
-from ragen.config.compose import resolve
-from ragen.doctor import (
+from ragen.cli import doctor
+from ragen.cli.doctor import (
     EXPERIMENTS,
     GIB,
     HUB,
@@ -40,6 +39,7 @@ from ragen.doctor import (
     requirements,
     seconds_a_step,
 )
+from ragen.config.compose import resolve
 
 ROOT = Path(__file__).parents[1]
 LAPTOP = Machine(

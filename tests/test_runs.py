@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragen.config.schema import Config
-from ragen.report.folder import RunFolder
-from ragen.runs import (
+from ragen.errors import ConfigError
+from ragen.report.runs import (
     Value,
     age,
     compare_runs,
@@ -28,7 +28,7 @@ from ragen.runs import (
     table,
     values_of,
 )
-from ragen.typed import ConfigError
+from ragen.store.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 TAG = "CoordSokoban"

@@ -21,9 +21,9 @@ from statistics import median
 from ragen.diagnose.checks import CHECKS
 from ragen.diagnose.health import Health
 from ragen.diagnose.history import series_of
-from ragen.report.folder import RunFolder, read_episodes
-from ragen.report.statistics import paired_difference
 from ragen.report.verdict import validation_tags, validations
+from ragen.statistics import paired_difference
+from ragen.store.run_folder import RunFolder, read_episodes
 
 ROOT = Path(__file__).parents[2]
 SMALL = (

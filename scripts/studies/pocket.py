@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ragen.report.folder import RunFolder, read_episodes
-from ragen.report.statistics import paired_difference
+from ragen.statistics import paired_difference
+from ragen.store.run_folder import RunFolder, read_episodes
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("trainer.total_training_steps=60", "trainer.test_freq=60")

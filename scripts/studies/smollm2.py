@@ -218,7 +218,7 @@ def _finish(child: Child) -> None:
 
 
 def validated(folder: Path) -> list[dict]:
-    from ragen.report.folder import RunFolder
+    from ragen.store.run_folder import RunFolder
 
     rows = RunFolder(folder).read_metrics().rows
     return [row for row in rows if any(key.startswith("val-env/") and key.endswith("/success") for key in row)]
@@ -234,7 +234,7 @@ def table(folder: Path) -> None:
         place = run / "lora_weights" if run.name.startswith("sft-") else run
         if not (place / "metrics.jsonl").is_file():
             continue
-        from ragen.report.folder import RunFolder
+        from ragen.store.run_folder import RunFolder
 
         rows, valid = RunFolder(place).read_metrics().rows, validated(place)
         if not valid:
@@ -252,7 +252,7 @@ def draw(folder: Path, path: Path) -> None:
     from matplotlib.figure import Figure
 
     from ragen.diagnose.history import series_of
-    from ragen.report.folder import RunFolder
+    from ragen.store.run_folder import RunFolder
 
     shown = [algorithm for algorithm in ALGORITHMS if any(folder.glob(f"{algorithm}-*"))]
     figure = Figure(figsize=(10, 3.2 * len(shown)), layout="constrained")

@@ -18,7 +18,7 @@ from ragen.algo.filter import (
     in_group_metrics,
     select,
 )
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 
 def rule(value, prob_mode="linear", largest=True, include_zero=True, selection_eps=0.01):

@@ -10,7 +10,7 @@ from made_up_experience import experience
 
 from ragen.algo.kl import KINDS, KlController, full_kl, kl_of_tokens, needs_vocabulary, pay_kl
 from ragen.config.schema import KL_TYPES
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 SAMPLED = [kind for kind in KINDS if kind != "full"]
 

@@ -23,7 +23,7 @@ from ragen.algo.loss import (
     value_term,
     weighted_sum,
 )
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 LOW, HIGH, C = 0.2, 0.28, 3.0
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ragen.algo.experience import number_turns
 from ragen.algo.reward import GROUPINGS, normalize_scores, token_rewards
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 METHODS = ("identity", "mean", "mean_std", "asym_clip")
 SCORES, GROUPS, TAGS = [1.0, 2.0, 3.0, 0.0, 10.0], [4, 4, 4, 1, 1], [0, 0, 0, 0, 7]

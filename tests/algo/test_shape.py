@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_up_experience import experience, settings
 
 from ragen.algo.advantage import ESTIMATORS, Estimate, ShapeSettings, shape_advantages
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 
 def shape(estimator="grpo", soft_reweight=False, loss_scaling="none", length_weight=False, zero_task=False):

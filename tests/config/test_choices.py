@@ -6,7 +6,7 @@ from ragen.agent.prompt import STYLES
 from ragen.agent.window import WINDOWS
 from ragen.algo import advantage, kl, loss, reward
 from ragen.config.keys import FIELDS
-from ragen.train.checkpoint import CONTENTS
+from ragen.store.checkpoint import CONTENTS
 
 AT_HOME = {
     "algorithm.adv_estimator": advantage.ESTIMATORS,

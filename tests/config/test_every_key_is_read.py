@@ -15,7 +15,7 @@ from ragen.config import tree
 from ragen.config.compose import resolve
 from ragen.config.schema import Config
 from ragen.config.validate import validate
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 NOT_BUILT_YET = {
     key: feature

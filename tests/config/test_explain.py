@@ -5,11 +5,11 @@ import time
 import pytest
 import yaml
 
-from ragen.config import reach as reach_module
+from ragen.config import baseline_budget as reach_module
+from ragen.config.baseline_budget import MAX_LEVELS, reach
 from ragen.config.compose import resolve
 from ragen.config.explain import derived_lines, explain
-from ragen.config.reach import MAX_LEVELS, reach
-from ragen.config.starts import start_of
+from ragen.config.tag_defaults import start_of
 from ragen.config.tree import to_dict
 from ragen.env.registry import catalogue, make
 from ragen.env.solve import Budget, baselines

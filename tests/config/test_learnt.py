@@ -9,12 +9,12 @@ import pytest
 from ragen.cli import main
 from ragen.config.compose import resolve
 from ragen.config.keys import FIELDS
-from ragen.config.learnt import RULES
+from ragen.config.model_notes import RULES
 from ragen.config.validate import LINEAR
-from ragen.report.folder import RunFolder
-from ragen.train import manifest
-from ragen.train.lineage import KEPT
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
+from ragen.store import manifest
+from ragen.store.lineage import KEPT
+from ragen.store.run_folder import RunFolder
 
 LEARNT = [
     "agent_proxy.prompt_style=terse",

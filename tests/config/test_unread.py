@@ -8,7 +8,7 @@ from ragen.cli import main
 from ragen.config.compose import resolve
 from ragen.config.explain import explain
 from ragen.config.keys import FIELDS, is_key
-from ragen.config.unread import COUNTERPARTS, FOLLOWERS, NOT_IN_SFT, ONLY_RL, ONLY_SFT, READ_ALONE, reason
+from ragen.config.unused_keys import COUNTERPARTS, FOLLOWERS, NOT_IN_SFT, ONLY_RL, ONLY_SFT, READ_ALONE, reason
 
 
 def no_effect(*words, rl_or_sft="sft"):

@@ -11,11 +11,11 @@ from made_up_pairs import groups_of
 from ragen.cli import main
 from ragen.config.compose import resolve
 from ragen.diagnose.collapse import FIRST_TURN, TRAJECTORY, CollapseWatch
+from ragen.distributed.workers import ALONE
+from ragen.errors import RunFailed
 from ragen.experiment.results import measured_times
-from ragen.report.folder import RunFolder
-from ragen.train.clock import Clock, Totals
-from ragen.train.workers import ALONE
-from ragen.typed import RunFailed
+from ragen.run.clock import Clock, Totals
+from ragen.store.run_folder import RunFolder
 
 WORDS = ["sokoban", "model_path=pocket"]
 THINK_END = 9

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ragen.diagnose import gradients
 from ragen.diagnose.gradients import BUCKETINGS, Loss, Sums, by_spread, place_for, signal_to_noise, sweep
-from ragen.train.workers import Workers
+from ragen.distributed.workers import Workers
 
 STDS = st.lists(st.sampled_from([0.0, 0.3, 0.999, 1.0, 2.5, 4.0, 5.0, 7.0]), max_size=17)
 

@@ -10,7 +10,7 @@ import pytest
 from ragen.cli import _parser, _train_parser, main
 from ragen.config.compose import resolve
 from ragen.experiment.command import sweep
-from ragen.report.folder import RunFolder
+from ragen.store.run_folder import RunFolder
 from ragen.train import loop
 
 ROOT = Path(__file__).parents[2]

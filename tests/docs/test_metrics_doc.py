@@ -7,8 +7,8 @@ import pytest
 from recorded_runs import recorded
 
 from ragen.algo.filter import METRICS, REASONS
-from ragen.report.statistics import LENGTH_BINS, UNSOLVABLE, length_bin
-from ragen.train.early_stop import RULES
+from ragen.diagnose.early_stop import RULES
+from ragen.statistics import LENGTH_BINS, UNSOLVABLE, length_bin
 
 PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text(encoding="utf-8")
 

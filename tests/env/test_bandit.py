@@ -5,9 +5,9 @@ from statistics import mean, stdev
 
 import pytest
 
-from ragen.counter import uniform
 from ragen.env.bandit import NAME_PAIRS, Bandit, TwoArmedBandit
 from ragen.env.registry import catalogue, make
+from ragen.prng import uniform
 
 EVEN_NOISES = [(index + 0.5) / 4000 for index in range(4000)]
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragen.counter import uniform
 from ragen.env.bandit import Bandit, TwoArmedBandit
 from ragen.env.base import Environment
 from ragen.env.frozen_lake import FrozenLake
@@ -21,6 +20,7 @@ from ragen.env.solve import (
     random_success,
     shortest_plan,
 )
+from ragen.prng import uniform
 
 ONE_BOX = Sokoban(Sokoban.Config(num_boxes=1))
 

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from ragen.config.compose import resolve
+from ragen.errors import ConfigError
 from ragen.evaluate import run as running
 from ragen.evaluate.command import parser, read
 from ragen.evaluate.models import LocalModel, local_model, with_bases
@@ -12,9 +13,8 @@ from ragen.evaluate.run import Plan, Row, evaluate
 from ragen.evaluate.setting import Wanted, settings
 from ragen.evaluate.table import cells, headings, reference_of
 from ragen.model.load import find_model, load_model
-from ragen.report.folder import RunFolder
-from ragen.train.checkpoint import CheckpointStore, Parts, part_of
-from ragen.typed import ConfigError
+from ragen.store.checkpoint import CheckpointStore, Parts, part_of
+from ragen.store.run_folder import RunFolder
 
 WORDS = ["agent_proxy.max_turn=2", "es_manager.val.env_groups=3"]
 

@@ -11,6 +11,7 @@ import pytest
 
 from ragen.cli import main
 from ragen.config.compose import resolve
+from ragen.errors import ConfigError, RunFailed
 from ragen.evaluate.command import EXAMPLES, command, how_to_go_on, parser, read
 from ragen.evaluate.models import LocalModel, ServerModel, local_model, models_of_experiment
 from ragen.evaluate.run import Evaluation
@@ -19,8 +20,7 @@ from ragen.experiment.cell import Options
 from ragen.experiment.cell import words as words_of
 from ragen.experiment.plan import expand
 from ragen.experiment.results import write_record
-from ragen.train.manifest import Manifest, write_manifest
-from ragen.typed import ConfigError, RunFailed
+from ragen.store.manifest import Manifest, write_manifest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTED = re.findall(r"^\./ragen eval (.*)$", (ROOT / "docs/evaluation.md").read_text(), re.MULTILINE)
@@ -313,7 +313,7 @@ def test_folders_are_meant_from_where_the_user_is(tmp_path, capsys, monkeypatch)
         assert command(["pocket", "--output", output, "--dry-run"], str(tmp_path)) == 0
         assert f"\noutput: {found}/val_rollouts_" in capsys.readouterr().out
     built = []
-    monkeypatch.setattr("ragen.model.pocket.build.build", lambda folder, steps: built.append(folder))
+    monkeypatch.setattr("ragen.sft.pocket.build.build", lambda folder, steps: built.append(folder))
     for words in (["--output", "small"], []):
         monkeypatch.setenv("RAGEN_CALLER_DIR", str(tmp_path))
         assert main(["pocket", "build", "--steps", "1", *words]) == 0

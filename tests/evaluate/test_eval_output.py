@@ -10,6 +10,7 @@ from ragen.agent.template import ChatTemplate
 from ragen.config.compose import resolve
 from ragen.config.schema import Output
 from ragen.engine.native.engine import NativeEngine
+from ragen.errors import ConfigError
 from ragen.evaluate.output import (
     BATCH_KEYS,
     check_keys,
@@ -24,7 +25,6 @@ from ragen.evaluate.output import (
 )
 from ragen.rollout.collect import GroupRequest, World, collect
 from ragen.train.validation import validation_sampling
-from ragen.typed import ConfigError
 
 WORDS = ["model_path=pocket", "actor_rollout_ref.rollout.val_kwargs.temperature=1.0", "agent_proxy.max_turn=3"]
 

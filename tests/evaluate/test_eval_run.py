@@ -16,6 +16,7 @@ from scripted import reply, scripted_server
 from ragen.cli import main
 from ragen.config.compose import resolve
 from ragen.engine.native.engine import EngineRun, NativeEngine
+from ragen.errors import ConfigError
 from ragen.evaluate import run as running
 from ragen.evaluate.models import LocalModel, ServerModel, local_model
 from ragen.evaluate.output import read_lines
@@ -25,11 +26,10 @@ from ragen.evaluate.setting import Wanted, settings
 from ragen.evaluate.table import cells, headings, markdown_table, reference_of
 from ragen.model.load import find_model, load_model
 from ragen.model.lora import add_adapters
-from ragen.report.folder import RunFolder
 from ragen.serve.web import Server
-from ragen.train.checkpoint import CheckpointStore, Parts, part_of
+from ragen.store.checkpoint import CheckpointStore, Parts, part_of
+from ragen.store.run_folder import RunFolder
 from ragen.train.validation import Validator, requests
-from ragen.typed import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs/evaluation.md"
 POCKET = LocalModel("pocket", "pocket")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scripted import reply, scripted_server
 
 from ragen.engine.base import Prompt, Sampling
+from ragen.errors import ConfigError
 from ragen.evaluate.api import ASSISTANT, CUT, END, CharacterChat, ServerEngine, messages_of
 from ragen.evaluate.client import Budget, BudgetSpent, Client, Refused, ServerGone, Stopped, Unanswered, retry_after
-from ragen.typed import ConfigError
 
 SAMPLING = Sampling(0.7, 0.9, -1, False, 40, True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -7,11 +7,11 @@ import pytest
 from dry_runs import dry_run
 from stub_plans import FakeCluster, make_cell, make_plan
 
+from ragen.errors import ConfigError
 from ragen.experiment import child, command, evaluation, scheduler, spec
 from ragen.experiment.cell import Options
 from ragen.experiment.plan import expand
-from ragen.train.manifest import Manifest, write_manifest
-from ragen.typed import ConfigError
+from ragen.store.manifest import Manifest, write_manifest
 
 PLAN = """
 start: [sokoban]

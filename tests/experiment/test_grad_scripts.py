@@ -12,7 +12,7 @@ from ragen.cli import main
 from ragen.experiment.cell import Options, words
 from ragen.experiment.plan import expand
 from ragen.experiment.scheduler import Sweep
-from ragen.train.manifest import Manifest, file_sum, write_manifest
+from ragen.store.manifest import Manifest, file_sum, write_manifest
 
 pytestmark = pytest.mark.usefixtures("resolved_once")
 

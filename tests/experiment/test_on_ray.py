@@ -14,7 +14,7 @@ from ragen.experiment import scheduler
 from ragen.experiment.cell import Options
 from ragen.experiment.cluster import SETTINGS
 from ragen.experiment.results import status_of
-from ragen.report.folder import RunFolder
+from ragen.store.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,12 @@ from dry_runs import ROOT, dry_run, effective, resolve_once
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ragen.errors import ConfigError
 from ragen.experiment import slots, spec
 from ragen.experiment.cell import Options, words
 from ragen.experiment.check import check
 from ragen.experiment.plan import expand, plans
 from ragen.experiment.values import make
-from ragen.typed import ConfigError
 
 pytestmark = pytest.mark.usefixtures("resolved_once")
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stub_plans import make_cell, make_plan
 
+from ragen.errors import ConfigError
 from ragen.experiment import wandb_sync
 from ragen.experiment.live import LiveTable, Progress, make_view
 from ragen.experiment.results import (
@@ -30,9 +31,8 @@ from ragen.experiment.results import (
     totals_line,
     write_record,
 )
-from ragen.report.folder import RunFolder
-from ragen.screen import Screen
-from ragen.typed import ConfigError
+from ragen.store.run_folder import RunFolder
+from ragen.terminal import Screen
 
 KL = ("kl", "filter", "include_zero", "train_time", "eval_time", "total_time", "wall_time", "gpu", "status")
 SMOKE = (

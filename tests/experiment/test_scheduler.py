@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stub_plans import FIELDS, SOURCE, FakeCluster, is_alive, make_cell, make_plan, result_lines, summary, wait_for
 
+from ragen.errors import ConfigError, RunFailed
 from ragen.experiment import child, scheduler
 from ragen.experiment.cell import Options
+from ragen.experiment.device_pool import Device, Pool, label, short_name
 from ragen.experiment.locks import InUse, held, lock_path
-from ragen.experiment.placing import Device, Pool, label, short_name
 from ragen.experiment.results import latest_lines, status_of
-from ragen.report.folder import RunFolder
-from ragen.typed import ConfigError, RunFailed
+from ragen.store.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -207,7 +207,7 @@ def test_what_a_child_gets(fake, monkeypatch):
     cluster = fake()
     monkeypatch.setenv("PYTHONPATH", "somewhere")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("ragen.experiment.fleet.cores", lambda: 7.0)
+    monkeypatch.setattr("ragen.experiment.nodes.cores", lambda: 7.0)
     plan = make_plan(
         ["a"], Options(gpus=("cpu", "cpu")), wandb_mode="offline", train_environment={"WANDB_CONSOLE": "off"}
     )
@@ -333,7 +333,7 @@ def test_a_run_that_is_lost_again_and_again_has_failed(fake):
 
 
 def test_a_node_that_goes_takes_its_slots_and_one_that_comes_brings_some(fake, monkeypatch):
-    monkeypatch.setattr("ragen.experiment.fleet.LOOK_AT_NODES", 0.0)
+    monkeypatch.setattr("ragen.experiment.nodes.LOOK_AT_NODES", 0.0)
     monkeypatch.setattr(scheduler, "NODE_PATIENCE", 0.0)
     cluster = fake({"a": [None, 0]}, nodes=("one",))
     cluster.is_own = False

@@ -5,11 +5,11 @@ import json
 import pytest
 from dry_runs import effective
 
+from ragen.errors import ConfigError
 from ragen.experiment.cell import Options, Plan
 from ragen.experiment.plan import expand
 from ragen.experiment.search import carry, score_of
-from ragen.report.folder import RunFolder
-from ragen.typed import ConfigError
+from ragen.store.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from stub_plans import make_cell, make_plan
 
 from ragen.cli import main
+from ragen.errors import ConfigError
 from ragen.experiment.compare import Change, compare, findings, headline, read_study, seed_interval, standings
 from ragen.experiment.results import SummaryLog, record_path, result_line, write_record
 from ragen.experiment.sweep_report import find_record, markdown, write_sweep_report
-from ragen.report.folder import RunFolder
-from ragen.report.statistics import paired_difference
-from ragen.typed import ConfigError
+from ragen.statistics import paired_difference
+from ragen.store.run_folder import RunFolder
 
 TAG = "CoordSokoban"
 RECORD = Path("logs/stub.json")

@@ -14,9 +14,9 @@ from transformers import (
     PretrainedConfig,
 )
 
+from ragen.errors import ConfigError
 from ragen.model.attention import Packed
 from ragen.model.huggingface import ATTENTION, HuggingFaceModel
-from ragen.typed import ConfigError
 
 LENGTHS = (5, 1, 7)
 

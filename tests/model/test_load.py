@@ -5,9 +5,9 @@ import shutil
 import pytest
 
 from ragen.cli import main
+from ragen.errors import ConfigError
 from ragen.model.load import find_model, load_model
 from ragen.model.pocket.load import pocket_folder
-from ragen.typed import ConfigError
 
 
 @pytest.fixture

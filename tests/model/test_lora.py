@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from ragen.errors import ConfigError
 from ragen.model.attention import Packed
 from ragen.model.decoder import Decoder, Shape, from_huggingface
 from ragen.model.huggingface import ATTENTION, HuggingFaceModel
@@ -28,9 +29,8 @@ from ragen.model.lora import (
     merged_state,
     save_adapter,
 )
+from ragen.model.packing import pack
 from ragen.model.policy import score
-from ragen.rollout.batch import pack
-from ragen.typed import ConfigError
 from ragen.types import TokenSequence
 
 SIZES = dict(

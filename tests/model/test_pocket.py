@@ -12,10 +12,10 @@ from ragen.agent.parse import parse_reply
 from ragen.agent.template import ChatTemplate
 from ragen.env.registry import catalogue
 from ragen.model.attention import Packed
-from ragen.model.pocket.build import build, describe
-from ragen.model.pocket.demonstrations import RULES, TASKS, demonstrations
 from ragen.model.pocket.load import blank_pocket, load_pocket, pocket_folder
 from ragen.model.pocket.tokenizer import make_tokenizer
+from ragen.sft.pocket.build import build, describe
+from ragen.sft.pocket.demonstrations import RULES, TASKS, demonstrations
 
 TOKENIZER = make_tokenizer()
 ROOM = "turn 1/5\n######\n#___P#\n#_X__#\n##_#O#\n######\n######\n10 left"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ragen.errors import ConfigError
 from ragen.model import load, smollm2
-from ragen.typed import ConfigError
 
 PACKAGE = Path("package")
 

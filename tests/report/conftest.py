@@ -6,7 +6,7 @@ import pytest
 from made_up_runs import make_groups, validation_metrics
 
 from ragen.config.schema import Config
-from ragen.report.folder import RunFolder
+from ragen.store.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from made_up_runs import validation_metrics
 from rich.cells import cell_len
 from rich.console import Console
 
-from ragen.report.console import LiveConsole, PlainConsole, make_console, sparkline, step_line
-from ragen.report.numbers import compact, duration, percent, short
+from ragen.format import compact, duration, percent, short
+from ragen.run.console import LiveConsole, PlainConsole, make_console, sparkline, step_line
 
 SUMMARY = validation_metrics(0.451, 0.408, 0.494, random=0.195, optimal=1.0, greedy_success=0.52)
 METRICS = {

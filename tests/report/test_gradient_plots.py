@@ -17,8 +17,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from ragen.cli import main
+from ragen.errors import ConfigError
 from ragen.report import gradient_plots, gradients
-from ragen.report.folder import Metrics, RunFolder
 from ragen.report.gradient_data import (
     AFTER,
     BEFORE,
@@ -32,7 +32,7 @@ from ragen.report.gradient_data import (
     steps,
 )
 from ragen.report.html import write_report
-from ragen.typed import ConfigError
+from ragen.store.run_folder import Metrics, RunFolder
 
 STDS = {"bucket_1": 0.1, "bucket_2": 0.4, "bucket_10": 2.0}
 TASK = {"bucket_1": 0.2, "bucket_2": 0.3, "bucket_10": 1.0}

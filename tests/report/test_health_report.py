@@ -12,11 +12,11 @@ from made_up_runs import make_episode, make_turn
 from ragen.algo.filter import KEPT, OUTSIDE, Verdict, faint_share
 from ragen.config.schema import Config
 from ragen.report.html import write_report
+from ragen.report.runs import as_data, read_run, row_of
 from ragen.report.verdict import verdict
 from ragen.rollout.summary import repeated_share, summarize
-from ragen.runs import as_data, read_run, row_of
-from ragen.train.record import Recorder
-from ragen.train.signal import keep_groups
+from ragen.run.run_logger import Recorder
+from ragen.train.targets import keep_groups
 from ragen.types import Group
 
 CALM = {"train/CoordSokoban/success": 0.4, "rollout/in_group_reward_std": 2.0, "actor/ppo_kl": 0.001}

@@ -16,10 +16,10 @@ from made_up_runs import make_episode, make_groups, make_turn, validation_metric
 from ragen.config.schema import Config
 from ragen.config.tree import leaves
 from ragen.report.charts import Axis, Line, line_chart, moving_average, nice_ticks, spread, thinned
-from ragen.report.folder import Metrics
 from ragen.report.html import not_default, write_report
 from ragen.report.replay import choose, reply_html
 from ragen.report.verdict import RULES, Stop, early_stop, verdict
+from ragen.store.run_folder import Metrics
 from ragen.types import Group
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -223,7 +223,7 @@ def test_unknown_environment_and_settings_of_another_version(folder):
 
 def test_report_does_not_import_torch(full_folder):
     code = (
-        "import sys; from ragen.report.folder import RunFolder; from ragen.report.html import write_report\n"
+        "import sys; from ragen.store.run_folder import RunFolder; from ragen.report.html import write_report\n"
         "import ragen.report.console\n"
         "write_report(RunFolder(sys.argv[1])); print('torch' in sys.modules, 'transformers' in sys.modules)"
     )

@@ -21,7 +21,7 @@ from made_up_runs import make_episode, make_groups, make_turn
 
 from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, to_dict
-from ragen.report.folder import FolderInUse, RunFolder, read_episodes, write_whole
+from ragen.store.run_folder import FolderInUse, RunFolder, read_episodes, write_whole
 from ragen.types import Group
 
 # --- config -------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ import threading
 sys.path.insert(0, sys.argv[2])
 from made_up_runs import make_groups
 from ragen.config.schema import Config
-from ragen.report.folder import RunFolder
+from ragen.store.run_folder import RunFolder
 folder = RunFolder(sys.argv[1])
 with folder.owned():
     print("ready", flush=True)
@@ -258,7 +258,7 @@ def test_kill_9_leaves_readable_files_and_no_owner(folder):
 def test_a_second_process_is_refused_and_told_who_is_first(folder):
     with folder.owned():
         code = (
-            "import sys; from ragen.report.folder import RunFolder, FolderInUse\n"
+            "import sys; from ragen.store.run_folder import RunFolder, FolderInUse\n"
             "try:\n    RunFolder(sys.argv[1]).owned().__enter__()\n"
             "except FolderInUse as error:\n    print(error)"
         )

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from ragen.config.schema import Config
-from ragen.report import sinks
-from ragen.report.sinks import Sink, host_answers, make_sinks, numbers, wandb_key, wandb_mode
+from ragen.run import sinks
+from ragen.run.sinks import Sink, host_answers, make_sinks, numbers, wandb_key, wandb_mode
 
 SRC = Path(__file__).parents[2] / "src"
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -298,8 +298,8 @@ def without_network():
 def test_the_real_wandb_needs_neither_key_nor_network_nor_an_answer(tmp_path):
     pytest.importorskip("wandb.sdk")
     code = (
-        "import sys; from ragen.config.schema import Config; from ragen.report.folder import RunFolder\n"
-        "from ragen.report.sinks import make_sinks\n"
+        "import sys; from ragen.config.schema import Config; from ragen.store.run_folder import RunFolder\n"
+        "from ragen.run.sinks import make_sinks\n"
         "config = Config(); config.trainer.logger = ['console', 'wandb']; config.trainer.project_name = 'a/b'\n"
         "(sink,) = make_sinks(config, RunFolder('run'))\n"
         "sink.table(1, 'rollout/group_rv_table', [{'group_id': 0, 'reward_std': 0.5, 'selected': True}])\n"

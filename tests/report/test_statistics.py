@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen.report.statistics import Interval, Rate, length_bin, paired_difference, success_by_length, wilson
+from ragen.statistics import Interval, Rate, length_bin, paired_difference, success_by_length, wilson
 
 Z = 1.959963984540054
 

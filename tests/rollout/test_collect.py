@@ -8,7 +8,7 @@ from ragen.agent.template import ChatTemplate
 from ragen.config.compose import resolve
 from ragen.engine.base import Sampled, Sampling
 from ragen.env.solve import best_actions, shortest_plan
-from ragen.rollout.batch import pack, samples_of
+from ragen.model.packing import pack, samples_of
 from ragen.rollout.collect import GroupRequest, World, collect
 from ragen.rollout.summary import score_of, summarize
 

@@ -14,14 +14,14 @@ from ragen.config import derive
 from ragen.config.compose import resolve
 from ragen.env.bandit import NAME_PAIRS
 from ragen.env.registry import make
+from ragen.errors import ConfigError
+from ragen.format import percent
 from ragen.model.pocket.tokenizer import make_tokenizer
-from ragen.report.numbers import percent
 from ragen.sft import data as data_module
 from ragen.sft.data import Lesson, make_data, read_rows, solve_levels, write_data
 from ragen.sft.run import describe
 from ragen.sft.tokens import answers_of, num_answers
 from ragen.sft.train import plan
-from ragen.typed import ConfigError
 
 CONFIG = config_of()
 

@@ -14,20 +14,20 @@ from small import WORDS, Pressed, config_of, fine_tuned
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragen.cli import main
-from ragen.config import derive, unread
+from ragen.config import derive, unused_keys
+from ragen.distributed.workers import ALONE
+from ragen.errors import ConfigError, RunFailed
 from ragen.model.load import find_model, load_model
-from ragen.report.folder import RunFolder
 from ragen.report.html import write_report
+from ragen.run.run_logger import Silent
 from ragen.sft import train as sft_train
 from ragen.sft.data import Lesson, make_data, read_rows
 from ragen.sft.tokens import num_answers
 from ragen.sft.train import Tuner, plan
+from ragen.store.run_folder import RunFolder
 from ragen.train import train_any
 from ragen.train.optimizer import MasterAdamW
-from ragen.train.record import Silent
 from ragen.train.update import imitate
-from ragen.train.workers import ALONE
-from ragen.typed import ConfigError, RunFailed
 
 
 def tuner(tmp_path: Path, *words: str) -> Tuner:
@@ -218,7 +218,7 @@ def test_a_finished_run_is_left_alone(run, capsys):
 
 
 def test_a_merged_model_of_other_origin_is_left_alone(tmp_path):
-    from ragen.sft.place import place
+    from ragen.sft.output_dir import place
 
     (tmp_path / "out/merged_model").mkdir(parents=True)
     decision = place(config_of(f"sft.output_dir={tmp_path}/out"))
@@ -413,7 +413,7 @@ def test_a_key_is_read_or_says_that_it_is_not(tmp_path):
         config = config_of(f"sft.output_dir={tmp_path}", "sft.training.epochs=1")
         readers.clear()
         train_any(config)
-    said = {key for key in all_keys() if unread.reason(key, "sft")} | set(reasons_without_effect())
+    said = {key for key in all_keys() if unused_keys.reason(key, "sft")} | set(reasons_without_effect())
     assert not said & set(readers) - harmless
     assert set(all_keys()) - set(readers) - said <= elsewhere
 
@@ -433,7 +433,7 @@ def test_bad_words_end_with_status_2(capsys):
 
 
 def test_memory_is_explained_by_the_keys_of_fine_tuning(monkeypatch):
-    from ragen.train.memory import OutOfMemory, explained, smaller
+    from ragen.run.memory import OutOfMemory, explained, smaller
 
     config = config_of("data.val_batch_size=7")
     assert smaller(config) == ["sft.training.micro_batch_size=2", "data.val_batch_size=3"]

@@ -18,15 +18,15 @@ from ragen import cli
 from ragen.cli import main
 from ragen.config.compose import resolve
 from ragen.config.tree import leaves
-from ragen.config.unread import NOT_IN_SFT
-from ragen.report.folder import RunFolder
-from ragen.sft import place as sft_place
+from ragen.config.unused_keys import NOT_IN_SFT
+from ragen.errors import ConfigError
+from ragen.sft import output_dir as sft_place
 from ragen.sft import run as sft_run
 from ragen.sft import then_rl
-from ragen.sft.place import ASIDE, finished_output, place, planned_output, tuning_config
+from ragen.sft.output_dir import ASIDE, finished_output, place, planned_output, tuning_config
+from ragen.store.resume import decide
+from ragen.store.run_folder import RunFolder
 from ragen.train import loop, train_any
-from ragen.train.resume import decide
-from ragen.typed import ConfigError
 
 ROOT = Path(__file__).parents[2]
 SFT, RL = Path("models/sft/small"), Path("checkpoints/RAGEN/small")  # below the current folder, so that copies do
@@ -339,7 +339,7 @@ def test_other_settings_wait_only_until_the_first_has_recorded_a_step(busy, monk
 def test_workers_are_started_once_nobody_else_is_at_work(busy, monkeypatch):
     launched = []
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr("ragen.train.launcher.launch", lambda *given: (launched.append(given), 0)[1])
+    monkeypatch.setattr("ragen.distributed.launcher.launch", lambda *given: (launched.append(given), 0)[1])
     monkeypatch.setattr(sft_place.time, "sleep", lambda seconds: (busy(), launched.append("waited")))
     assert main(["train", *WORDS, "system.n_gpus=2"]) == 0
     assert launched[0] == "waited" and len(launched) == 3
@@ -447,7 +447,7 @@ def test_a_plan_loads_no_torch(here):
 def test_each_half_has_workers_of_its_own(monkeypatch, statuses, stages):
     launched, ends = [], iter(statuses)
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr("ragen.train.launcher.launch", lambda *given: (launched.append(given), next(ends))[1])
+    monkeypatch.setattr("ragen.distributed.launcher.launch", lambda *given: (launched.append(given), next(ends))[1])
     words = [*WORDS, "system.n_gpus=2"]
     assert main(["train", *words]) == statuses[-1]
     assert launched == [(2, 1, [*words, f"--stage={stage}"]) for stage in stages]

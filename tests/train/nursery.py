@@ -183,7 +183,7 @@ def live(words, log, environment=None, code="", max_file_size=None, obey_permiss
 
 
 def tell_phases(descriptor):
-    from ragen.train.record import Recorder
+    from ragen.run.run_logger import Recorder
 
     original, inside = Recorder.phase, [BETWEEN]
 

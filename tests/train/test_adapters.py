@@ -14,17 +14,17 @@ from ragen.cli import main
 from ragen.config.compose import resolve
 from ragen.config.derive import reference_is_actor
 from ragen.config.schema import Optimizer
+from ragen.errors import ConfigError
 from ragen.model import load
 from ragen.model.attention import Packed
 from ragen.model.load import find_model, load_model
 from ragen.model.lora import add_adapters, merged_state, save_adapter
-from ragen.report.folder import RunFolder
+from ragen.store.checkpoint import CheckpointStore, Parts, part_of, restore
+from ragen.store.manifest import OtherModel
+from ragen.store.merge import merge, plan
+from ragen.store.run_folder import RunFolder
 from ragen.train import loop
-from ragen.train.checkpoint import CheckpointStore, Parts, part_of, restore
-from ragen.train.manifest import OtherModel
-from ragen.train.merge import merge, plan
 from ragen.train.optimizer import MasterAdamW
-from ragen.typed import ConfigError
 
 KL = [f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.1"]
 RATES = [f"{ACTOR}.optim.lr=1e-3", "critic.optim.lr=1e-3"]
@@ -453,7 +453,7 @@ def test_an_error_without_a_file_is_not_one_of_the_output(tmp_path, capsys, monk
         raise FileNotFoundError("No such file or directory: weights")  # as safetensors does
 
     monkeypatch.setattr("ragen.cli._discard_output", lambda: None)
-    monkeypatch.setattr("ragen.train.merge.plan", missing)
+    monkeypatch.setattr("ragen.store.merge.plan", missing)
     assert main(["merge", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "ragen merge: No such file or directory: weights\n"
 
@@ -462,7 +462,7 @@ def test_a_failed_merge_leaves_nothing(finished, tmp_path, monkeypatch):
     def full(*given):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ragen.train.checkpoint.write_tensors", full)
+    monkeypatch.setattr("ragen.store.checkpoint.write_tensors", full)
     with pytest.raises(OSError, match="No space"):
         merge(plan(finished.checkpoint, tmp_path / "merged"))
     assert not list(tmp_path.iterdir())

@@ -14,17 +14,17 @@ from ragen.agent.episode import EpisodeState, TurnResult
 from ragen.config import derive
 from ragen.config.compose import resolve
 from ragen.config.schema import Optimizer
+from ragen.errors import ConfigError
 from ragen.model.decoder import Decoder, Shape, from_huggingface
-from ragen.report.folder import RunFolder
-from ragen.report.sinks import Sink
-from ragen.rollout.batch import samples_of
+from ragen.model.packing import samples_of
+from ragen.run.sinks import Sink
+from ragen.store.resume import decide
+from ragen.store.run_folder import RunFolder
 from ragen.train import analysis, loop
 from ragen.train.levels import levels
 from ragen.train.optimizer import MasterAdamW
-from ragen.train.resume import decide
-from ragen.train.signal import Selection
+from ragen.train.targets import Selection
 from ragen.train.update import Targets, update_actor
-from ragen.typed import ConfigError
 from ragen.types import Episode, Group, Turn
 
 VOCAB = 30
@@ -477,7 +477,7 @@ def test_a_run_is_analysed_every_so_many_steps_and_trains_as_without(trained, tm
 def test_the_groups_are_told_to_those_who_have_tables(tmp_path, monkeypatch):
     told = []
     sink = Sink("X", lambda *_: None, lambda _: None, pytest.fail, lambda *table: told.append(table))
-    monkeypatch.setattr("ragen.train.record.make_sinks", lambda *args, **options: [sink])
+    monkeypatch.setattr("ragen.run.run_logger.make_sinks", lambda *args, **options: [sink])
     run(tmp_path / "run", *OWN, "trainer.total_training_steps=2", "trainer.log_group_rv_table=True")
     names = [(step, name) for step, name, _ in told]
     assert names[0] == (1, "rollout/group_rv_table") and names[-1] == (2, "rollout/group_rv_table")

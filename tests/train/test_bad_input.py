@@ -12,8 +12,8 @@ from transformers import Qwen2Config
 
 from ragen.config.schema import Optimizer
 from ragen.model.decoder import Decoder, Shape
-from ragen.report.folder import RunFolder
-from ragen.train.checkpoint import CheckpointStore, Part, Parts
+from ragen.store.checkpoint import CheckpointStore, Part, Parts
+from ragen.store.run_folder import RunFolder
 from ragen.train.optimizer import MasterAdamW
 
 WORDS = ["train", *TINY, "trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=9"]

@@ -24,17 +24,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2
 
 from ragen.config.compose import resolve
 from ragen.config.schema import Optimizer
+from ragen.errors import ConfigError
 from ragen.model.attention import Packed
 from ragen.model.decoder import Decoder, Shape, to_huggingface
 from ragen.model.huggingface import ATTENTION, HuggingFaceModel
 from ragen.model.load import LoadedModel, Source
-from ragen.report.folder import RunFolder
-from ragen.train import checkpoint, manifest
-from ragen.train.checkpoint import CheckpointStore, Part, Parts, SaveFailed, part_of, restore
-from ragen.train.manifest import CheckpointError, Damaged, NotACheckpoint, OtherModel
+from ragen.store import checkpoint, manifest
+from ragen.store.checkpoint import CheckpointStore, Part, Parts, SaveFailed, part_of, restore
+from ragen.store.manifest import CheckpointError, Damaged, NotACheckpoint, OtherModel
+from ragen.store.run_folder import RunFolder
+from ragen.store.tensor_file import TensorFiles, write_tensors
 from ragen.train.optimizer import MasterAdamW
-from ragen.train.tensor_file import TensorFiles, write_tensors
-from ragen.typed import ConfigError
 
 VOCAB = 23
 SIZES = dict(

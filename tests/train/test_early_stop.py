@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragen.config.compose import resolve
-from ragen.train.early_stop import RULES, EarlyStop, StopRules
+from ragen.diagnose.early_stop import RULES, EarlyStop, StopRules
 
 STD = "rollout/in_group_reward_std"
 SUCCESS = "val-env/CoordSokoban/success"

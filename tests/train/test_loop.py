@@ -9,15 +9,15 @@ import torch
 from ragen.agent.episode import EpisodeState, TurnResult
 from ragen.algo.filter import METRICS
 from ragen.config.compose import resolve
+from ragen.distributed.workers import ALONE
 from ragen.model.load import find_model, load_model
+from ragen.model.packing import pack, samples_of
 from ragen.model.policy import score
-from ragen.report.folder import RunFolder, read_episodes
-from ragen.rollout.batch import pack, samples_of
+from ragen.model.scoring import Scorer, by_sample
+from ragen.store.run_folder import RunFolder, read_episodes
 from ragen.train.levels import levels
 from ragen.train.loop import train
-from ragen.train.score import Scorer, by_sample
-from ragen.train.signal import estimate, experience_of, keep_groups, scores_of
-from ragen.train.workers import ALONE
+from ragen.train.targets import estimate, experience_of, keep_groups, scores_of
 from ragen.types import Episode, Group, Turn
 
 SMALL = [

@@ -11,8 +11,9 @@ from tiny import TINY
 from ragen import cli
 from ragen.config.compose import resolve
 from ragen.config.tree import value_at
-from ragen.train import loop, memory
-from ragen.typed import RunFailed
+from ragen.errors import RunFailed
+from ragen.run import memory
+from ragen.train import loop
 
 WORDS = [*TINY, "trainer.total_training_steps=3"]
 KEYS = (memory.UPDATE, memory.SCORE, memory.LENGTH)

@@ -11,7 +11,7 @@ from tiny import TINY
 
 from ragen.config.compose import resolve
 from ragen.model.load import find_model, load_model
-from ragen.report.folder import RunFolder, read_episodes
+from ragen.store.run_folder import RunFolder, read_episodes
 from ragen.train import loop, update
 from ragen.train.optimizer import MasterAdamW
 

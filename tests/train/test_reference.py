@@ -12,8 +12,8 @@ from ragen.config.compose import resolve
 from ragen.config.schema import KL_TYPES, Optimizer
 from ragen.model import policy
 from ragen.model.decoder import Decoder, Shape, from_huggingface
-from ragen.report.folder import RunFolder
-from ragen.rollout.batch import Sample, pack
+from ragen.model.packing import Sample, pack
+from ragen.store.run_folder import RunFolder
 from ragen.train import loop
 from ragen.train.optimizer import MasterAdamW
 from ragen.train.update import Targets, update_actor

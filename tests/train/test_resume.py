@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from ragen.config.compose import resolve
-from ragen.report.folder import FolderInUse, RunFolder
-from ragen.train import manifest
-from ragen.train.manifest import Damaged, FileSum, Manifest, NotACheckpoint
-from ragen.train.resume import claimed, decide
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
+from ragen.store import manifest
+from ragen.store.manifest import Damaged, FileSum, Manifest, NotACheckpoint
+from ragen.store.resume import claimed, decide
+from ragen.store.run_folder import FolderInUse, RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -440,8 +440,8 @@ def test_deciding_needs_no_torch(config, base, tmp_path):
         "import sys\n"
         "from ragen.config.schema import Config\n"
         "from ragen.config.tree import build\n"
-        "from ragen.report.folder import RunFolder\n"
-        "from ragen.train.resume import decide\n"
+        "from ragen.store.run_folder import RunFolder\n"
+        "from ragen.store.resume import decide\n"
         "print(decide(build(Config, RunFolder(sys.argv[1]).read_config())).first_step)\n"
         "assert not {'torch', 'transformers', 'ray'} & set(sys.modules)"
     )

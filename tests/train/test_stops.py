@@ -14,9 +14,9 @@ from tiny import ACTOR, ROLLOUT, TINY
 
 from ragen.config.compose import resolve
 from ragen.model.load import find_model
-from ragen.report.folder import RunFolder
+from ragen.run.interrupt import Interrupt
+from ragen.store.run_folder import RunFolder
 from ragen.train import loop
-from ragen.train.interrupt import Interrupt
 
 SOURCES = Path(__file__).parents[2] / "src"
 WORDS = ["train", *TINY]

@@ -10,8 +10,8 @@ from ragen.agent.episode import EpisodeState
 from ragen.config.compose import resolve
 from ragen.config.schema import Optimizer
 from ragen.model.decoder import Decoder, Shape, from_huggingface, to_huggingface
+from ragen.model.packing import Sample, pack
 from ragen.model.policy import score
-from ragen.rollout.batch import Sample, pack
 from ragen.train.optimizer import MasterAdamW, schedule
 from ragen.train.update import Targets, update_actor
 from ragen.types import Episode, TokenSequence

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragen.config.compose import resolve
+from ragen.distributed.workers import ALONE
 from ragen.evaluate.run import MAX_ROWS, max_rows
-from ragen.report.statistics import wilson
+from ragen.statistics import wilson
 from ragen.train import validation
 from ragen.train.validation import Validator, _interval
-from ragen.train.workers import ALONE
 
 
 def episodes(*levels):

@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 from tiny import ACTOR, ROLLOUT, TINY
 
+from ragen.distributed import launcher
+from ragen.distributed.launcher import launch
+from ragen.distributed.workers import Workers
+from ragen.errors import ConfigError
 from ragen.model.load import find_model
-from ragen.report.folder import RunFolder
-from ragen.train import launcher
-from ragen.train.launcher import launch
-from ragen.train.workers import Workers
-from ragen.typed import ConfigError
+from ragen.store.run_folder import RunFolder
 
 SOURCES = Path(__file__).parents[2] / "src"
 WORDS = [
@@ -132,8 +132,8 @@ def test_a_worker_may_have_nothing_to_do(nursery, tmp_path):
 SHARES = """
 import json
 import torch
-from ragen.train import workers
-from ragen.train.workers import Workers
+from ragen.distributed import workers
+from ragen.distributed.workers import Workers
 
 workers.MAX_BUCKET = 7
 us = Workers.join()

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ragen.agent.rules import AgentRules
-from ragen.counter import uniform
 from ragen.env.base import Action, Environment, State, Tag
+from ragen.prng import uniform
 
 NoiseOfStep = Callable[[int], float]
 

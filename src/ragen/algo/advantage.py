@@ -43,7 +43,7 @@ from torch import Tensor
 
 from ragen.algo.experience import Experience, sum_by
 from ragen.algo.groups import Groups, compare
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 STD_EPS = 1e-6
 VARIANCE_EPS = 1e-8

@@ -52,7 +52,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, stdev
 
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 ZERO_SCORE = 1e-10  # a score of this size or less is zero, and scores no further apart are equal to min_p
 FAINT = 0.1  # a spread of less than this share of the step's largest says little about who played better

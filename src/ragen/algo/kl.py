@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ragen.algo.experience import Experience, sum_by
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 MAX_LOG_RATIO = 20.0
 MAX_LOW_VAR_KL = 10.0

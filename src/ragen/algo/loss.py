@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 MAX_LOG_RATIO = 20.0
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ragen.algo.experience import last_of_each
 from ragen.algo.groups import compare
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 STD_EPS = 1e-6
 CLIP_LOW, CLIP_HIGH = -1.0, 3.0

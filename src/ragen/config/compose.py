@@ -14,14 +14,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ragen.config import default_model, derive, devices, embedded, keys, learnt, unread, v1
-from ragen.config.layers import Layers
+from ragen.config import default_model, derive, devices, keys, model_notes, pocket_defaults, unused_keys, v1
+from ragen.config.overrides import COMMAND_LINE, Typed, read_variables, read_words, split_environment, variable_names
+from ragen.config.provenance import Layers
 from ragen.config.recipe import compose_recipe
 from ragen.config.schema import Config
 from ragen.config.tree import leaves, value_at
 from ragen.config.validate import check_numbers, validate
-from ragen.config.words import COMMAND_LINE, Typed, read_variables, read_words, split_environment, variable_names
-from ragen.typed import ConfigError, shown
+from ragen.errors import ConfigError, shown
 
 BASE_MODEL = "sft.training.base_model"
 USE_REF = "actor_rollout_ref.actor.use_ref"
@@ -85,7 +85,7 @@ def resolve(
     model = "actor_rollout_ref.model.path" if config.rl_or_sft == "rl" else BASE_MODEL
     values = leaves(config)
     notes = validate(config, tree.name)
-    notes += learnt.notes(tree.name(model), values[model], values, assigned)
+    notes += model_notes.notes(tree.name(model), values[model], values, assigned)
     recipe_keys = [*tree.recipe_keys(f"recipe {recipe}")]
     no_effect = _without_effect([*variables, *typed], recipe_keys, assigned, values)
     origins = _marked(tree.origins(), assigned, no_effect, config.rl_or_sft) | _derive_use_ref(tree, config)
@@ -149,14 +149,14 @@ def _name_one_model(tree: Layers, assigned: Mapping[str, Typed], recipe_keys: It
 def _apply_embedded(tree: Layers, assigned: Mapping[str, Typed]) -> None:
     """The embedded model's own settings, where the user has not typed others."""
     config = tree.build()
-    if config.model_path not in embedded.NAMES or config.rl_or_sft == "sft":
+    if config.model_path not in pocket_defaults.NAMES or config.rl_or_sft == "sft":
         return
     # A board whose settings were typed is the one that is meant.
     chosen = {key.split(".")[1] for key in assigned if key.startswith("custom_envs.")}
     tags = (config.es_manager.train.env_configs.tags, config.es_manager.val.env_configs.tags)
     # Who types a KL coefficient wants KL.
     unwanted = {USE_KL_LOSS} if KL_COEF in assigned else set()
-    for key, value in embedded.settings(*tags, keep=chosen).items():
+    for key, value in pocket_defaults.settings(*tags, keep=chosen).items():
         if key not in assigned and key not in unwanted:
             tree.set(key, value, f"comes with {config.model_path}")
 
@@ -193,7 +193,7 @@ def _apply_derived(
 ) -> None:
     values = {key: item.value for key, item in typed.items() if key in v1.KEYS and not item.delete}
     # What the embedded model brings along stands above the dialect's defaults, also in what follows from them.
-    start = None if config.model_path in embedded.NAMES else environment
+    start = None if config.model_path in pocket_defaults.NAMES else environment
     for key, derived in v1.derived(v1.Known(start, values, config, assigned.keys())).items():
         sources = [typed[source] for source in derived.sources if source in values]
         if key not in assigned or _overrules(sources, assigned[key]):
@@ -287,16 +287,16 @@ def _without_effect(
 ) -> dict[str, str]:
     rl_or_sft = values["rl_or_sft"]
     found = {
-        item.name: unread.reason(item.key, rl_or_sft) or unread.without_adapter(item.key, values)
+        item.name: unused_keys.reason(item.key, rl_or_sft) or unused_keys.without_adapter(item.key, values)
         for item in typed
         if not item.delete
     }
     found |= {key: keys.no_effect(key) for key in recipe_keys}
-    steps = assigned.get(unread.BUDGET)
+    steps = assigned.get(unused_keys.BUDGET)
     for item in typed:
         if item.key == "training.total_epochs" and steps is not None and rl_or_sft != "sft":
             found[item.name] = f"{steps.name} is given"
-    found |= {item.name: why for key, item in assigned.items() if (why := unread.of_another_game(key, values))}
+    found |= {item.name: why for key, item in assigned.items() if (why := unused_keys.of_another_game(key, values))}
     return {name: reason for name, reason in found.items() if reason}
 
 
@@ -307,7 +307,7 @@ def _marked(
     idle = [key for key in origins if key in assigned and assigned[key].name in no_effect]
     marked = origins | {key: f"{origins[key]}, without effect" for key in idle}
     if rl_or_sft == "sft":
-        marked[unread.BUDGET] = "without effect: the data and sft.training.epochs decide"
+        marked[unused_keys.BUDGET] = "without effect: the data and sft.training.epochs decide"
     return marked
 
 

@@ -12,7 +12,7 @@ from ragen.config.schema import Config
 from ragen.env.base import Tag
 from ragen.env.registry import make
 from ragen.env.solve import Budget
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 
 @dataclass(frozen=True)

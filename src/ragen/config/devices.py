@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
-from ragen.typed import ConfigError, shown
+from ragen.errors import ConfigError, shown
 
 KEY = "system.CUDA_VISIBLE_DEVICES"
 V1_KEY = "system.cuda_visible_devices"

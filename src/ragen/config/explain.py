@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from ragen.config import derive
+from ragen.config.baseline_budget import MAX_LEVELS, reach
 from ragen.config.compose import Resolved
-from ragen.config.reach import MAX_LEVELS, reach
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict
 from ragen.env.registry import make
@@ -87,7 +87,7 @@ def training_lines(config: Config) -> Iterator[str]:
 
 def stage_lines(config: Config, stage: str | None) -> Iterator[str]:
     """Fine-tuning, what it hands on, and reinforcement learning, in the order in which they happen; or one of them."""
-    from ragen.sft.place import MERGED, planned_output
+    from ragen.sft.output_dir import MERGED, planned_output
 
     output, is_finished = planned_output(config)
     if stage != "rl" and is_finished:
@@ -113,7 +113,7 @@ def adapter_lines(config: Config) -> Iterator[str]:
 
 def fine_tuning_lines(config: Config) -> Iterator[str]:
     """What supervised fine-tuning does, in its order."""
-    from ragen.sft.place import MERGED, planned_output
+    from ragen.sft.output_dir import MERGED, planned_output
 
     output, _ = planned_output(config)
     data, training = config.sft.data_generation, config.sft.training

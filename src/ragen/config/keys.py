@@ -7,11 +7,12 @@ from dataclasses import MISSING, Field
 from difflib import get_close_matches
 from typing import Any, get_args
 
+from ragen.coerce import convert
 from ragen.config import devices, v1
 from ragen.config.schema import Config
 from ragen.config.tree import check_choice, schema_fields
 from ragen.env.base import Tag
-from ragen.typed import ConfigError, convert
+from ragen.errors import ConfigError
 
 FIELDS: dict[str, tuple[Field, Any]] = {key: (spec, hint) for key, spec, hint in schema_fields(Config)}
 _TAG_FIELDS: dict[str, tuple[Field, Any]] = {key: (spec, hint) for key, spec, hint in schema_fields(Tag)}

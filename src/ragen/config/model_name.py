@@ -8,8 +8,8 @@ import json
 import os
 from pathlib import Path
 
-from ragen.config.embedded import PACKAGED
-from ragen.train import lineage
+from ragen.config.pocket_defaults import PACKAGED
+from ragen.store import lineage
 
 
 def folder_of(name: str) -> Path | None:

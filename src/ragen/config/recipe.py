@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ragen.typed import ConfigError, nearest_of
+from ragen.errors import ConfigError, nearest_of
 
 BUILT_IN = Path(__file__).parent / "recipes"
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ragen.typed import ConfigError, convert, did_you_mean, shown, wrong_type
+from ragen.coerce import convert, wrong_type
+from ragen.errors import ConfigError, did_you_mean, shown
 
 __all__ = ["ConfigError", "build", "check_choice", "did_you_mean", "leaves", "schema_fields", "to_dict", "value_at"]
 

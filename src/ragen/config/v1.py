@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from ragen.coerce import convert
 from ragen.config.schema import Config, Sft
 from ragen.config.tree import check_choice, leaves, schema_fields, value_at
 from ragen.env.registry import catalogue
-from ragen.typed import ConfigError, convert, shown
+from ragen.errors import ConfigError, shown
 
 TRAIN_LEVELS = 10_000  # `train_data_num` null
 VAL_LEVELS = 512  # `val_data_num` null

@@ -16,7 +16,7 @@ from ragen.config.schema import Config
 from ragen.config.tree import value_at
 from ragen.env.base import Tag
 from ragen.env.registry import make
-from ragen.typed import did_you_mean, nearest_of, one_error, shown
+from ragen.errors import did_you_mean, nearest_of, one_error, shown
 
 ALL_LINEAR = "all-linear"
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of Llama and Qwen2

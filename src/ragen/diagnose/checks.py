@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 from ragen.diagnose.collapse import regime
 from ragen.diagnose.history import QUANTITIES, History, finite
-from ragen.report.numbers import short
+from ragen.format import short
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from typing import Any
 
 from ragen.agent.parse import TAGS
 from ragen.config.schema import Config
-from ragen.counter import Coordinate, bits, uniform
-from ragen.typed import RunFailed
+from ragen.errors import RunFailed
+from ragen.prng import Coordinate, bits, uniform
 from ragen.types import Group
 
 FIRST_TURN, TRAJECTORY = "collapse_first_turn_sample", "collapse_trajectory_sample"

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ragen.distributed.workers import ALONE, Workers
 from ragen.model.attention import Packed
 from ragen.model.policy import MAX_CHUNK_LOGITS
-from ragen.train.score import CPU_TOKENS, micro_batches
-from ragen.train.workers import ALONE, Workers
+from ragen.model.scoring import CPU_TOKENS, micro_batches
 
 Ids = tuple[int, ...]
 

@@ -55,7 +55,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ragen.train.workers import ALONE, CPU, Workers
+from ragen.distributed.workers import ALONE, CPU, Workers
 
 ALL = "all"
 TASK = "task"  # the term whose groups are compared

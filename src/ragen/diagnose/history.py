@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from ragen.diagnose.collapse import FIRST_TURN, THRESHOLDS, TRAJECTORY, RegimeThresholds
-from ragen.report.numbers import percent, short
+from ragen.format import percent, short
 
 Row = Mapping[str, Any]
 Points = list[tuple[int, float]]

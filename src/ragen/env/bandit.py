@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar, NamedTuple
 
-from ragen.counter import bits
 from ragen.env.base import Action, Environment, Tag, Transition, match_action, split_index
 from ragen.env.grid import check_choice
+from ragen.prng import bits
 
 # (safe, risky)
 NAME_PAIRS = {

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
-from ragen.counter import uniform
 from ragen.env.base import SPLITS, Action, Environment, State, Transition
+from ragen.prng import uniform
 
 NUM_NOISES = 200  # evenly spread noises with which an action's listed outcomes are compared
 CHANCE_TOLERANCE = 0.05

@@ -16,7 +16,6 @@ from functools import lru_cache
 from itertools import count
 from typing import Any, ClassVar, NamedTuple
 
-from ragen.counter import bits
 from ragen.env.base import Action, Environment, Tag, Transition, match_action, split_index
 from ragen.env.grid import (
     cell_names,
@@ -28,6 +27,7 @@ from ragen.env.grid import (
     observation,
     size_line,
 )
+from ragen.prng import bits
 
 SYMBOLS = "P_OGX√"
 WORDS = ("player", "empty", "hole", "goal", "player in hole", "player on goal")

@@ -8,8 +8,9 @@ import importlib
 import inspect
 from typing import get_type_hints
 
+from ragen.coerce import convert
 from ragen.env.base import Environment, Tag
-from ragen.typed import convert, nearest_of
+from ragen.errors import nearest_of
 
 ENVIRONMENTS = {
     "bandit": "ragen.env.bandit:Bandit",

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from ragen.counter import bits
 from ragen.env.base import split_index
+from ragen.prng import bits
 
 # How often each solution length 1, 2, … 10 is wanted, out of 512: one 9-bit draw. Short ones are common, so that a
 # beginner finds rewards, and none is longer than the ten actions that an agent has.

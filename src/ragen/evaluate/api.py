@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 from ragen.agent.parse import TAGS
 from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
+from ragen.errors import ConfigError
 from ragen.evaluate.client import WRONG_KEY, BudgetSpent, Client, Passing, Refused, Stopped, Unanswered
-from ragen.typed import ConfigError
 
 LAST_CHARACTER = 0x10FFFF
 SYSTEM, USER, ASSISTANT, END, CUT = range(LAST_CHARACTER + 1, LAST_CHARACTER + 6)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 
-from ragen.typed import ConfigError, RunFailed
+from ragen.errors import ConfigError, RunFailed
 
 RETRIED = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 AWAY = {429, 502, 503, 504, 529}  # what is said for a server that is not there, or has no time for anybody

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from ragen.caller import from_caller
+from ragen.errors import ConfigError, RunFailed
 from ragen.evaluate import models as named
 from ragen.evaluate.setting import Setting, Wanted, quoted, settings
-from ragen.typed import ConfigError, RunFailed
+from ragen.invocation_dir import from_caller
 
 FRESH = "--fresh"
 STATUSES = {"finished": 0, "failed": 1, "stopped": 3}

@@ -21,7 +21,7 @@ from math import comb, sqrt
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
-from ragen.report.statistics import Difference, Interval, Z, paired_difference, wilson
+from ragen.statistics import Difference, Interval, Z, paired_difference, wilson
 
 SAME = 1e-9  # shares that differ by less do so by rounding
 # Student's 97.5 % quantiles for 1, 2, … degrees of freedom; beyond them the formula is right to the second digit.

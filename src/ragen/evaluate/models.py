@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ragen.config.embedded import NAMES as EMBEDDED
-from ragen.model.place import CHECKPOINT, find_folder, is_path, started_in
-from ragen.report.folder import RunFolder
-from ragen.sft.place import MERGED
-from ragen.train import manifest
-from ragen.train.lineage import holds_model, is_tuning, newest_checkpoint, run_of
-from ragen.typed import ConfigError
+from ragen.config.pocket_defaults import NAMES as EMBEDDED
+from ragen.errors import ConfigError
+from ragen.sft.output_dir import MERGED
+from ragen.store import manifest
+from ragen.store.lineage import holds_model, is_tuning, newest_checkpoint, run_of
+from ragen.store.locate import CHECKPOINT, find_folder, is_path, started_in
+from ragen.store.run_folder import RunFolder
 
 READ = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")  # weights, configs, tokenizers and chat templates
 

@@ -31,9 +31,9 @@ from typing import Any
 from ragen.agent.episode import EpisodeState, TurnResult, noise_stream
 from ragen.config.schema import Output
 from ragen.env.base import Action, Environment, State
-from ragen.report.folder import write_whole
+from ragen.errors import ConfigError, nearest_of
 from ragen.rollout.collect import World
-from ragen.typed import ConfigError, nearest_of
+from ragen.store.run_folder import write_whole
 from ragen.types import Episode, Turn
 
 KEYS = ("messages", "rewards", "success", "metadata", "turns")

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from ragen.report.numbers import duration
+from ragen.format import duration
 
 
 class Progress:

@@ -20,22 +20,22 @@ from typing import Any
 
 from ragen.agent.template import ChatTemplate
 from ragen.config import derive, devices
-from ragen.config.reach import Reached, reach
+from ragen.config.baseline_budget import Reached, reach
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict
 from ragen.engine.base import Engine, Prompt, Sampled
+from ragen.errors import RunFailed
 from ragen.evaluate import output as files
 from ragen.evaluate.api import CharacterChat, ServerEngine
 from ragen.evaluate.client import Budget, Client, ServerGone
-from ragen.evaluate.journal import Journal, Place
 from ragen.evaluate.metrics import Measured, Outcome, measure, outcome_of
 from ragen.evaluate.models import LocalModel, Model, ServerModel, max_positions
 from ragen.evaluate.progress import Progress
 from ragen.evaluate.setting import LENGTH, Setting, Wanted
 from ragen.rollout.collect import GroupRequest, PlayedEpisode, World
+from ragen.store.journal import Journal, Place
 from ragen.train.levels import tags_of_groups, with_turns
 from ragen.train.validation import validation_sampling
-from ragen.typed import RunFailed
 from ragen.types import Episode, Group
 
 NO_LIMIT = 1 << 60
@@ -203,7 +203,7 @@ def _memory_explained(config: Config) -> Iterator[None]:
     """What does not fit into memory ends with what to lower."""
     import torch
 
-    from ragen.train.memory import OutOfMemory, explained
+    from ragen.run.memory import OutOfMemory, explained
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

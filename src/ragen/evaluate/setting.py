@@ -15,18 +15,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ragen.config import derive, embedded, v1
+from ragen.config import derive, pocket_defaults, v1
 from ragen.config.compose import Resolved, resolve
 from ragen.config.recipe import compose_recipe
 from ragen.config.schema import Config
-from ragen.config.starts import recipe_of
+from ragen.config.tag_defaults import recipe_of
 from ragen.config.tree import to_dict
 from ragen.env.base import SPLITS
 from ragen.env.registry import catalogue
+from ragen.errors import ConfigError, nearest_of
 from ragen.evaluate.models import Model
-from ragen.play import ENVIRONMENTS
-from ragen.report.folder import RunFolder
-from ragen.typed import ConfigError, nearest_of
+from ragen.play.game import ENVIRONMENTS
+from ragen.store.run_folder import RunFolder
 
 RECIPE = "eval"
 GROUPS, SAMPLES = "es_manager.val.env_groups", "es_manager.val.group_size"
@@ -279,7 +279,7 @@ def tag_of(name: str, model: Model) -> str:
     tags = catalogue()
     if name in ENVIRONMENTS:
         tag = ENVIRONMENTS[name]
-        return embedded.TAGS.get(tag, tag) if model.is_embedded else tag
+        return pocket_defaults.TAGS.get(tag, tag) if model.is_embedded else tag
     if name not in tags:
         raise ConfigError(f"--env {name!r}: no such environment{nearest_of(name, [*ENVIRONMENTS, *tags])}")
     return name

@@ -20,12 +20,12 @@ from ragen.env.registry import make
 from ragen.evaluate.metrics import Estimate, difference
 from ragen.evaluate.run import Row
 from ragen.evaluate.setting import Setting
+from ragen.format import percent
 from ragen.report.charts import Axis, Bar, BarGroup, bar_chart, escape
-from ragen.report.folder import episode_record, write_whole
 from ragen.report.html import WIDE, page
-from ragen.report.numbers import percent
 from ragen.report.replay import Exhibit, draw, symbol_key
-from ragen.report.statistics import Difference
+from ragen.statistics import Difference
+from ragen.store.run_folder import episode_record, write_whole
 from ragen.types import Episode
 
 DASH = "–"

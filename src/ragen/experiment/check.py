@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ragen.errors import ConfigError
 from ragen.experiment.cell import CPU, Cell, Plan, words
 from ragen.experiment.plan import expand, recipe_and_environment
-from ragen.typed import ConfigError
 
 IDENTITY = (
     "trainer.experiment_name",

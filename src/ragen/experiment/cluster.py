@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ragen.errors import ConfigError, RunFailed
 from ragen.experiment import child
-from ragen.experiment.placing import Slot
-from ragen.typed import ConfigError, RunFailed
+from ragen.experiment.device_pool import Slot
 
 OBJECT_STORE = 100 << 20  # bytes: nothing large travels
 MOST_STARTS = 3

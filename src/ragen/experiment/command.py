@@ -16,15 +16,15 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ragen.caller import caller_folder, from_caller, model_from
+from ragen.errors import ConfigError, did_you_mean
 from ragen.experiment import evaluation, slots
 from ragen.experiment.cell import Cell, Options, Plan, words
 from ragen.experiment.check import check_all
-from ragen.experiment.placing import Device, Pool, num_devices
+from ragen.experiment.device_pool import Device, Pool, num_devices
 from ragen.experiment.plan import ALL, NONE, plans, statuses
 from ragen.experiment.spec import OptionSpec, Spec, load, names
 from ragen.experiment.values import counts, make, number, split
-from ragen.typed import ConfigError, did_you_mean
+from ragen.invocation_dir import caller_folder, from_caller, model_from
 
 USAGE = """usage: ragen sweep EXPERIMENT [options] [-- key=value ...]
 

@@ -19,11 +19,11 @@ from statistics import fmean, stdev
 
 from ragen.experiment.cell import Cell
 from ragen.experiment.results import MISSING, Record, SummaryLog, latest_lines, read_record, run_folder, status_of
-from ragen.report.folder import RunFolder
-from ragen.report.numbers import percent
-from ragen.report.statistics import Difference, Interval, Rate, paired_difference
+from ragen.format import percent
+from ragen.report.runs import ListedRun, Value, paired_outcomes, read_run, value_text, values_of
 from ragen.report.verdict import PREFIX, early_stop, validation_tags
-from ragen.runs import ListedRun, Value, paired_outcomes, read_run, value_text, values_of
+from ragen.statistics import Difference, Interval, Rate, paired_difference
+from ragen.store.run_folder import RunFolder
 
 ENDED = ("success", "early_stopped")  # statuses of runs that can be compared
 # The 97.5 % quantile of Student's t for 1, 2, … degrees of freedom.

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ragen.errors import ConfigError, nearest_of
 from ragen.experiment import search
 from ragen.experiment.cell import Options
-from ragen.experiment.scope import Scope
 from ragen.experiment.spec import OptionSpec, Spec
+from ragen.experiment.template import Scope
 from ragen.experiment.values import Value, label, make, split
-from ragen.typed import ConfigError, nearest_of
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ from rich.text import Text
 from ragen.config.tree import leaves
 from ragen.experiment.cell import Cell, Plan
 from ragen.experiment.results import run_folder
-from ragen.report.folder import RunFolder
-from ragen.report.numbers import duration, percent
+from ragen.format import duration, percent
 from ragen.report.verdict import PREFIX
-from ragen.screen import Screen
-from ragen.train.resume import BUDGET
+from ragen.store.resume import BUDGET
+from ragen.store.run_folder import RunFolder
+from ragen.terminal import Screen
 
 STYLES = {"running": "cyan", "waiting": "dim", "success": "green", "fail": "bold red", "early_stopped": "red"}
 RECENT = 20  # steps whose mean time tells how long the rest takes

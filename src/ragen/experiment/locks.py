@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 
 class InUse(ConfigError):

@@ -12,13 +12,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ragen.errors import ConfigError, did_you_mean
 from ragen.experiment import probe, slots
 from ragen.experiment.cell import CPU, Cell, Options, Plan
 from ragen.experiment.grids import Grid, common, fixed_values, grids, settings, steps, whole
-from ragen.experiment.scope import ConfigView, Scope
 from ragen.experiment.spec import Spec, load
+from ragen.experiment.template import ConfigView, Scope
 from ragen.experiment.values import KINDS, Value, number, same_value, split
-from ragen.typed import ConfigError, did_you_mean
 
 ALL = "all"  # as a number of GPUs: those that are listed
 NONE = "none"  # of the statuses to skip

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ragen.experiment.scope import Scope
+from ragen.errors import ConfigError
 from ragen.experiment.spec import Spec
+from ragen.experiment.template import Scope
 from ragen.experiment.values import Value
-from ragen.train.manifest import checkpoint_name, checkpoints, is_whole, step_of
-from ragen.typed import ConfigError
+from ragen.store.manifest import checkpoint_name, checkpoints, is_whole, step_of
 
 NAME = re.compile(r"global_step_(\d+)")
 MOST_LISTED = 20

@@ -28,11 +28,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ragen.errors import ConfigError
 from ragen.experiment.cell import Cell, Plan
-from ragen.report.folder import RunFolder, write_whole
-from ragen.runs import IDENTITY
-from ragen.train.resume import ASIDE, BUDGET
-from ragen.typed import ConfigError
+from ragen.report.runs import IDENTITY
+from ragen.store.resume import ASIDE, BUDGET
+from ragen.store.run_folder import RunFolder, write_whole
 
 SEPARATOR = " | "
 TIMES = {

@@ -22,14 +22,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ragen import caller
+from ragen import invocation_dir
+from ragen.errors import ConfigError, RunFailed
 from ragen.experiment import child, slots, wandb_sync
 from ragen.experiment.cell import CPU, Cell, Plan, words
 from ragen.experiment.cluster import connected
-from ragen.experiment.fleet import Fleet
+from ragen.experiment.device_pool import Slot, check_devices, check_sizes
 from ragen.experiment.live import View, make_view
 from ragen.experiment.locks import held
-from ragen.experiment.placing import Slot, check_devices, check_sizes
+from ragen.experiment.nodes import Fleet
 from ragen.experiment.results import (
     Result,
     SummaryLog,
@@ -45,10 +46,9 @@ from ragen.experiment.results import (
     totals_line,
     write_record,
 )
-from ragen.report.folder import RunFolder, write_whole
-from ragen.report.sinks import WANDB_ID
-from ragen.train.interrupt import Interrupt
-from ragen.typed import ConfigError, RunFailed
+from ragen.run.interrupt import Interrupt
+from ragen.run.sinks import WANDB_ID
+from ragen.store.run_folder import RunFolder, write_whole
 
 PAUSE = 0.5  # seconds between two looks at the runs
 MOST_LOSSES = 3  # of one run; after so many it counts as failed
@@ -415,7 +415,7 @@ class Sweep:
 def child_environment(plan: Plan, devices: tuple[str, ...]) -> dict[str, str]:
     """The variables of a process on these devices."""
     environment = {**os.environ, **plan.train_environment}
-    environment.pop(caller.VARIABLE, None)
+    environment.pop(invocation_dir.VARIABLE, None)
     if environment.get("PYTHONPATH"):
         paths = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths)

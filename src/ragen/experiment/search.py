@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from ragen.errors import ConfigError
 from ragen.experiment.cell import Cell, Options, Plan
 from ragen.experiment.values import make
-from ragen.typed import ConfigError
 
 if TYPE_CHECKING:
     from ragen.experiment.spec import Spec
@@ -126,7 +126,7 @@ def carry(plan: Plan) -> str:
     """Store the best values of a group for the groups after it. Returns what to tell the user."""
     from ragen.experiment.plan import expand
     from ragen.experiment.spec import load
-    from ragen.report.folder import write_whole
+    from ragen.store.run_folder import write_whole
 
     spec, settings = load(plan.source), dict(plan.options.settings)
     # Also those that were run before and not asked for this time.
@@ -172,7 +172,7 @@ def _values(cell: Cell, names: list[str]) -> tuple[str, ...]:
 def score_of(cell: Cell) -> float | None:
     """The mean return of a run's last validation."""
     from ragen.experiment.results import run_folder
-    from ragen.report.folder import RunFolder
+    from ragen.store.run_folder import RunFolder
 
     folder = RunFolder(run_folder(cell.log_path) or cell.checkpoint_dir)
     scores = [score for _, score in folder.read_metrics().series(SCORE) if math.isfinite(score)]

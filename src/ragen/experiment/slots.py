@@ -10,8 +10,8 @@ Neither asks torch: `--dry-run` answers on any machine.
 import subprocess
 import sys
 
+from ragen.errors import ConfigError
 from ragen.experiment.cell import CPU
-from ragen.typed import ConfigError
 
 FALLBACK = tuple(str(number) for number in range(8))
 Slot = tuple[str, ...]

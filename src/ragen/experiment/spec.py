@@ -39,8 +39,8 @@ from typing import Any
 
 import yaml
 
+from ragen.errors import ConfigError, nearest_of
 from ragen.experiment.values import counts
-from ragen.typed import ConfigError, nearest_of
 
 FOLDER = Path(__file__).parent / "plans"
 TIMINGS = ["train_time", "eval_time", "total_time", "wall_time", "gpu", "status"]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from ragen import __version__
 from ragen.diagnose.collapse import FIRST_TURN
+from ragen.diagnose.early_stop import REWARD_STD
+from ragen.errors import ConfigError
 from ragen.experiment.compare import (
     Setting,
     Standing,
@@ -25,15 +27,13 @@ from ragen.experiment.compare import (
     verdict_text,
 )
 from ragen.experiment.results import SEPARATOR, record_path, totals_line
+from ragen.format import percent
 from ragen.report.charts import Axis, Bar, BarGroup, Level, Line, bar_chart, escape, line_chart
-from ragen.report.folder import write_whole
 from ragen.report.html import NARROW, SMALL, WIDE, page
-from ragen.report.numbers import percent
-from ragen.report.statistics import Interval
+from ragen.report.runs import value_text
 from ragen.report.verdict import PREFIX, validations
-from ragen.runs import value_text
-from ragen.train.early_stop import REWARD_STD
-from ragen.typed import ConfigError
+from ragen.statistics import Interval
+from ragen.store.run_folder import write_whole
 
 MOST_LINES = 8  # in one chart
 MOST_BANDS = 3

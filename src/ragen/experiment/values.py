@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from ragen.typed import WORDS, ConfigError, nearest_of, shown
+from ragen.coerce import WORDS
+from ragen.errors import ConfigError, nearest_of, shown
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 Parts = dict[str, str]

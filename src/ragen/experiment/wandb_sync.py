@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Set
 from pathlib import Path
 
-from ragen.report.sinks import wandb_mode
+from ragen.run.sinks import wandb_mode
 
 LIMIT = 1800.0  # seconds for one upload
 MAX_LINES = 20

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ragen.rollout.batch import PackedTokens
+from ragen.model.packing import PackedTokens
 
 
 class Critic(nn.Module):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from ragen.errors import ConfigError
 from ragen.model.attention import Packed
 from ragen.model.decoder import Attend, Shape
-from ragen.typed import ConfigError
 
 ATTENTION = "ragen"
 

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ragen.config.embedded import NAMES as EMBEDDED
-from ragen.config.embedded import PACKAGED
+from ragen.config.pocket_defaults import NAMES as EMBEDDED
+from ragen.config.pocket_defaults import PACKAGED
+from ragen.errors import ConfigError
 from ragen.model import lora, smollm2
 from ragen.model.digest import digest
-from ragen.model.place import CHECKPOINT, find_folder, is_path
-from ragen.typed import ConfigError
+from ragen.store.locate import CHECKPOINT, find_folder, is_path
 
 LARGE = 50_000_000  # parameters; below this activations are small and recomputing them costs more than it saves
 VALUE_HEAD = "value_head.safetensors"  # what the folder of a critic has besides

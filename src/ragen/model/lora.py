@@ -27,9 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ragen.counter import bits
+from ragen.coerce import convert
+from ragen.errors import ConfigError
 from ragen.model.decoder import Attend, Decoder, Shape, linear_layers, to_huggingface
-from ragen.typed import ConfigError, convert
+from ragen.prng import bits
 
 ALL_LINEAR = "all-linear"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's file names

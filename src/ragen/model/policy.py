@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ragen.algo.kl import full_kl
-from ragen.rollout.batch import PackedTokens
+from ragen.model.packing import PackedTokens
 
 MAX_CHUNK_LOGITS = 1 << 24  # 64 MB of float32
 

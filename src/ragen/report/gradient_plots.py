@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragen.report.folder import write_whole
+from ragen.format import short
 from ragen.report.gradient_data import (
     AFTER,
     BEFORE,
@@ -37,7 +37,7 @@ from ragen.report.gradient_data import (
     Source,
     analyses,
 )
-from ragen.report.numbers import short
+from ragen.store.run_folder import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ The same numbers as pictures in files: `ragen plot gradients RUN`.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ragen.format import short
 from ragen.report.charts import Axis, Line, escape, nice_ticks
-from ragen.report.folder import Metrics
 from ragen.report.gradient_data import (
     AFTER,
     BEFORE,
@@ -24,7 +24,7 @@ from ragen.report.gradient_data import (
     read_table,
     steps,
 )
-from ragen.report.numbers import short
+from ragen.store.run_folder import Metrics
 
 SIZE = (360, 220)
 MOST_LINES = 5  # of a chart; a page has so many colours

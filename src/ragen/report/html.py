@@ -19,10 +19,12 @@ from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, schema_fields
 from ragen.diagnose.checks import CHECKS
 from ragen.diagnose.collapse import FIRST_TURN, TRAJECTORY
+from ragen.diagnose.early_stop import EMPTY, REWARD_STD, SUCCESS, VARIANCE, StopRules
 from ragen.diagnose.health import Health, HealthWarning
 from ragen.diagnose.history import QUANTITIES, Limits, series_of
 from ragen.env.base import Tag
 from ragen.env.registry import make
+from ragen.format import compact, duration, percent, short
 from ragen.report import gradients
 from ragen.report.charts import (
     MIN_TO_SMOOTH,
@@ -37,10 +39,7 @@ from ragen.report.charts import (
     smoothing_window,
     thinned,
 )
-from ragen.report.folder import Metrics, RunFolder, read_episodes
-from ragen.report.numbers import compact, duration, percent, short
 from ragen.report.replay import choose, draw, symbol_key
-from ragen.report.statistics import Rate, bin_order
 from ragen.report.style import CSS
 from ragen.report.verdict import (
     PREFIX,
@@ -52,7 +51,8 @@ from ragen.report.verdict import (
     validations,
     verdict,
 )
-from ragen.train.early_stop import EMPTY, REWARD_STD, SUCCESS, VARIANCE, StopRules
+from ragen.statistics import Rate, bin_order
+from ragen.store.run_folder import Metrics, RunFolder, read_episodes
 
 SMALL = (360, 180)
 WIDE = (700, 300)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragen.diagnose.collapse import regime
+from ragen.diagnose.early_stop import EMPTY, SUCCESS, VARIANCE
 from ragen.diagnose.health import Health, HealthVerdict
-from ragen.report.folder import Metrics
-from ragen.report.numbers import percent, short
-from ragen.report.statistics import Difference, Interval, paired_difference
-from ragen.train.early_stop import EMPTY, SUCCESS, VARIANCE
+from ragen.format import percent, short
+from ragen.statistics import Difference, Interval, paired_difference
+from ragen.store.run_folder import Metrics
 
 PREFIX = "val-env/"
 STOPPED = "early_stopped/"

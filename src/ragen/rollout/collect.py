@@ -19,10 +19,10 @@ from ragen.agent.template import ChatTemplate
 from ragen.agent.window import WINDOWS, View
 from ragen.config import derive
 from ragen.config.schema import Config
-from ragen.counter import Coordinate, bits
 from ragen.engine.base import Engine, Prompt, Sampled, Sampling
 from ragen.env.base import Environment, Tag
 from ragen.env.registry import make
+from ragen.prng import Coordinate, bits
 from ragen.types import Episode, Group, Turn
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ragen.errors import ConfigError
 from ragen.evaluate.models import LocalModel, local_model
-from ragen.typed import ConfigError
 
 if TYPE_CHECKING:
     from ragen.serve.web import Server

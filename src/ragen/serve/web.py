@@ -24,15 +24,15 @@ from urllib.parse import unquote
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from ragen.counter import bits
 from ragen.engine.base import Sampling
+from ragen.errors import ConfigError, nearest_of
 from ragen.evaluate.models import max_positions
 from ragen.model.load import LoadedModel
+from ragen.prng import bits
 from ragen.serve import base_of
 from ragen.serve.batch import Batcher
 from ragen.serve.chat import BadMessages, LockedTokenizer, Renderer
 from ragen.serve.engine import NO_LIMIT, Reply, StreamingEngine, Token
-from ragen.typed import ConfigError, nearest_of
 
 MAX_BODY_BYTES = 32_000_000
 ROLES = ("system", "user", "assistant")

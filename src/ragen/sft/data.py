@@ -36,9 +36,9 @@ from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.env.base import State, Tag
 from ragen.env.registry import make
-from ragen.report.folder import write_whole
+from ragen.errors import ConfigError
 from ragen.sft.demonstrate import Played, Spoken, can_be_won, demonstrate, solver
-from ragen.typed import ConfigError
+from ragen.store.run_folder import write_whole
 
 SPLIT = "sft"
 FILES = {"train": "train.parquet", "test": "test.parquet"}

@@ -23,25 +23,25 @@ from pathlib import Path
 from ragen.agent.template import ChatTemplate
 from ragen.config import derive, devices
 from ragen.config.schema import Config
+from ragen.distributed.workers import Workers
 from ragen.engine.native.engine import NativeEngine
+from ragen.format import percent
 from ragen.model.load import Source, find_model, load_model
-from ragen.report.console import step_line
-from ragen.report.folder import write_whole
-from ragen.report.numbers import percent
 from ragen.rollout.collect import World
+from ragen.run import memory
+from ragen.run.clock import Clock
+from ragen.run.console import step_line
+from ragen.run.interrupt import Interrupt
+from ragen.run.run_logger import Silent, recording
 from ragen.sft.data import Data, Lesson, Row, make_data, write_data
-from ragen.sft.place import MERGED, place
+from ragen.sft.output_dir import MERGED, place
 from ragen.sft.tokens import num_answers
 from ragen.sft.train import Tuner, plan
-from ragen.train import memory
-from ragen.train.checkpoint import part_of, write_model_folder
-from ragen.train.clock import Clock
-from ragen.train.interrupt import Interrupt
+from ragen.store.checkpoint import part_of, write_model_folder
+from ragen.store.resume import Decision, claimed
+from ragen.store.run_folder import write_whole
 from ragen.train.loop import Run
-from ragen.train.record import Silent, recording
-from ragen.train.resume import Decision, claimed
 from ragen.train.validation import Validator
-from ragen.train.workers import Workers
 
 VALIDATE_LOG = "validate.log"
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 
 from ragen.config.schema import Config
-from ragen.report.folder import FolderInUse, RunFolder
-from ragen.sft.place import MERGED, finished_output, tuning_config, wait_for_others
+from ragen.errors import ConfigError
+from ragen.sft.output_dir import MERGED, finished_output, tuning_config, wait_for_others
 from ragen.sft.run import Tuned, tune
+from ragen.store.run_folder import FolderInUse, RunFolder
 from ragen.train.loop import Run, train
-from ragen.typed import ConfigError
 
 
 def tune_then_train(config: Config, stage: str | None = None) -> Run:

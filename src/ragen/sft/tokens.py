@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from ragen.agent.rules import AgentRules
 from ragen.agent.template import ChatTemplate
+from ragen.errors import ConfigError
 from ragen.sft.data import Row
-from ragen.typed import ConfigError
 from ragen.types import TokenSequence
 
 

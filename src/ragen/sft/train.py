@@ -21,21 +21,21 @@ import torch
 from ragen.agent.template import ChatTemplate
 from ragen.config import derive
 from ragen.config.schema import Config, Optimizer
-from ragen.counter import bits
+from ragen.distributed.workers import Workers
+from ragen.errors import RunFailed
 from ragen.model.load import LoadedModel, Source, load_model
 from ragen.model.lora import add_adapters
-from ragen.report.console import step_line
-from ragen.report.folder import RunFolder, write_whole
+from ragen.model.scoring import Scorer
+from ragen.prng import bits
+from ragen.run.clock import Clock, Totals
+from ragen.run.console import step_line
+from ragen.run.run_logger import Silent
 from ragen.sft.data import Data
 from ragen.sft.tokens import Answers, answers_of
-from ragen.train.checkpoint import CheckpointStore, Parts, part_of, restore
-from ragen.train.clock import Clock, Totals
+from ragen.store.checkpoint import CheckpointStore, Parts, part_of, restore
+from ragen.store.run_folder import RunFolder, write_whole
 from ragen.train.optimizer import MasterAdamW
-from ragen.train.record import Silent
-from ragen.train.score import Scorer
 from ragen.train.update import imitate
-from ragen.train.workers import Workers
-from ragen.typed import RunFailed
 
 BETAS = [0.9, 0.95]
 WEIGHT_DECAY = 0.01

@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ragen.typed import ConfigError
+from ragen.errors import ConfigError
 
 if TYPE_CHECKING:
     from ragen.config.schema import Config

@@ -38,15 +38,15 @@ from torch import Tensor
 from ragen.algo.loss import token_weights
 from ragen.config import derive
 from ragen.config.schema import Config
-from ragen.counter import Coordinate
 from ragen.diagnose.gradients import ALL, BUCKETINGS, Buckets, Loss, Measured, Sums, by_spread, sweep
-from ragen.rollout.batch import Sample, pack, samples_of
+from ragen.distributed.workers import ALONE, Workers
+from ragen.model.packing import Sample, pack, samples_of
+from ragen.model.scoring import micro_batches
+from ragen.prng import Coordinate
 from ragen.rollout.collect import GroupRequest
 from ragen.train.levels import SPLIT
-from ragen.train.score import micro_batches
-from ragen.train.signal import Scores, Selection, normalized
+from ragen.train.targets import Scores, Selection, normalized
 from ragen.train.update import TASK, Targets, actor_terms, max_sampled, task_term, term_names
-from ragen.train.workers import ALONE, Workers
 from ragen.types import Group
 
 AFTER, BEFORE = "grad_norm", "grad_norm_prefilter"  # the filter

@@ -6,8 +6,8 @@ levels(config, step=1)      # groups on seeds 10000 â€¦ 10007, step 2 on 10008 â
 from collections.abc import Sequence
 
 from ragen.config.schema import Config, TrainEnvs, ValEnvs
+from ragen.errors import ConfigError
 from ragen.rollout.collect import GroupRequest
-from ragen.typed import ConfigError
 from ragen.types import Group
 
 SPLIT = "train"

@@ -23,31 +23,32 @@ from ragen.agent.template import ChatTemplate
 from ragen.algo.kl import KlController, kl_of_tokens, pay_kl
 from ragen.config import derive, devices
 from ragen.config.schema import Config
-from ragen.counter import Coordinate
 from ragen.diagnose.collapse import CollapseWatch
+from ragen.diagnose.early_stop import EarlyStop, StopRules
+from ragen.distributed.workers import Workers
 from ragen.engine.base import Engine, Sampling
 from ragen.engine.native.engine import NativeEngine
 from ragen.model.critic import Critic
 from ragen.model.load import LoadedModel, Source, find_model, load_model
 from ragen.model.lora import BaseModel, add_adapters
-from ragen.rollout.batch import Sample, samples_of
+from ragen.model.packing import Sample, samples_of
+from ragen.model.scoring import Scorer, by_sample
+from ragen.prng import Coordinate
 from ragen.rollout.collect import GroupRequest, World, collect
 from ragen.rollout.summary import num_sampled, summarize
-from ragen.train import analysis, memory
+from ragen.run import memory
+from ragen.run.clock import Clock, Totals
+from ragen.run.interrupt import Interrupt
+from ragen.run.run_logger import Silent, recording
+from ragen.store.checkpoint import CheckpointStore, Parts, part_of, restore
+from ragen.store.resume import claimed
+from ragen.train import analysis
 from ragen.train.analysis import Batch, Seen
-from ragen.train.checkpoint import CheckpointStore, Parts, part_of, restore
-from ragen.train.clock import Clock, Totals
-from ragen.train.early_stop import EarlyStop, StopRules
-from ragen.train.interrupt import Interrupt
 from ragen.train.levels import levels, with_turns
 from ragen.train.optimizer import MasterAdamW
-from ragen.train.record import Silent, recording
-from ragen.train.resume import claimed
-from ragen.train.score import Scorer, by_sample
-from ragen.train.signal import Scores, Selection, estimate, experience_of, keep_groups, normalized, scores_of
+from ragen.train.targets import Scores, Selection, estimate, experience_of, keep_groups, normalized, scores_of
 from ragen.train.update import Targets, Updated, update_actor, update_critic
 from ragen.train.validation import Validator
-from ragen.train.workers import Workers
 from ragen.types import Group
 
 EXITED = "trainer/exited_after_gradient_analysis"

@@ -38,13 +38,13 @@ from ragen.algo.loss import (
     weighted_sum,
 )
 from ragen.config.schema import Config
-from ragen.counter import Coordinate, bits
+from ragen.distributed.workers import ALONE, Workers
 from ragen.model.critic import Critic
+from ragen.model.packing import PackedTokens, Sample, pack
 from ragen.model.policy import Scored, score
-from ragen.rollout.batch import PackedTokens, Sample, pack
+from ragen.model.scoring import micro_batches
+from ragen.prng import Coordinate, bits
 from ragen.train.optimizer import MasterAdamW
-from ragen.train.score import micro_batches
-from ragen.train.workers import ALONE, Workers
 
 GAP, SAMPLER_KL = "rollout/log_prob_diff_mean", "rollout/sampler_learner_kl"
 LOSS = "loss"  # the sum of all terms, for the check that it is finite

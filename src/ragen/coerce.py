@@ -1,0 +1,117 @@
+"""One value and the type that it should have: shared by the config tree and the environments' settings.
+
+    convert("no", bool, "training.use_kl_loss")     # False
+    convert([6, 6], tuple[int, int], "dim_room")    # (6, 6)
+    convert("abc", int, "trainer.test_freq")        # ConfigError: trainer.test_freq=abc: takes a whole number
+
+Numbers are finite and fit into 64 bits: whatever is computed from them later cannot overflow.
+"""
+
+import types
+from typing import Any, Literal, Union, get_args, get_origin
+
+from ragen.errors import LARGEST, ConfigError, shown
+
+WORDS = {"true": True, "yes": True, "y": True, "on": True, "false": False, "no": False, "n": False, "off": False}
+
+
+def convert(value: Any, hint: Any, key: str) -> Any:
+    """The value as the type that the key takes."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _as_one_of(value, hint, key)
+    if origin is Literal:
+        if value in arguments:
+            return value
+    elif origin is list:
+        # A single value stands for a list of one: `trainer.logger=console`.
+        values = value if isinstance(value, (list, tuple)) else [value]
+        return [_item(item, arguments[0], value, hint, key) for item in values]
+    elif origin is tuple:
+        return _as_tuple(value, hint, key)
+    elif hint in (bool, int, float, str):
+        return _as_scalar(value, hint, key)
+    elif hint in (None, type(None)):
+        if value is None:
+            return None
+    elif not isinstance(origin or hint, type) or isinstance(value, origin or hint):
+        return value
+    raise wrong_type(key, value, hint)
+
+
+def _as_one_of(value: Any, hint: Any, key: str) -> Any:
+    arms = get_args(hint)
+    if value is None and type(None) in arms:
+        return None
+    for arm in arms:
+        try:
+            return convert(value, arm, key)
+        except ConfigError:
+            continue
+    raise wrong_type(key, value, hint)
+
+
+def _as_tuple(value: Any, hint: Any, key: str) -> tuple:
+    kinds = get_args(hint)
+    if not isinstance(value, (list, tuple)):
+        raise wrong_type(key, value, hint)
+    if len(kinds) == 2 and kinds[1] is ...:
+        kinds = kinds[:1] * len(value)
+    if len(value) != len(kinds):
+        raise wrong_type(key, value, hint)
+    return tuple(_item(item, kind, value, hint, key) for item, kind in zip(value, kinds, strict=True))
+
+
+def _item(item: Any, kind: Any, value: Any, hint: Any, key: str) -> Any:
+    """One member of a list; an error shows the whole."""
+    try:
+        return convert(item, kind, key)
+    except ConfigError:
+        raise wrong_type(key, value, hint) from None
+
+
+def _as_scalar(value: Any, hint: type, key: str) -> Any:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and not abs(value) <= LARGEST:  # also nan
+        raise ConfigError(f"{key}={shown(value)}: takes {type_name(hint)}, finite and at most {LARGEST}")
+    if hint is bool:
+        if isinstance(value, bool) or (number and value in (0, 1)):
+            return bool(value)
+        if isinstance(value, str) and value.lower() in WORDS:
+            return WORDS[value.lower()]
+    elif hint is int:
+        if number and (isinstance(value, int) or value.is_integer()):
+            return int(value)
+    elif hint is float:
+        if number:
+            return float(value)
+    elif isinstance(value, str) or number:
+        return str(value)
+    raise wrong_type(key, value, hint)
+
+
+# --- words for messages -------------------------------------------------------------------------------------------
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+
+
+def type_name(hint: Any) -> str:
+    """A type in words, for a message."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(type_name, arguments))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin is list or (origin is tuple and arguments[1:] == (...,)):
+        return f"a list, each item {type_name(arguments[0])}"
+    if origin is tuple:
+        return f"a list of {len(arguments)}: {', '.join(map(type_name, arguments))}"
+    if origin is dict or hint is dict:
+        return "a group of keys"
+    return _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def wrong_type(key: str, value: Any, hint: Any) -> ConfigError:
+    return ConfigError(f"{key}={shown(value)}: takes {type_name(hint)}")

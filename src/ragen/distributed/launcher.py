@@ -1,0 +1,117 @@
+"""Starting workers on this machine: one process each, which end together and with one exit status. No torch in here.
+
+    if must_launch(num_workers=4):
+        status = launch(4, 1, ["sokoban", "model_path=pocket"])      # ragen train sokoban model_path=pocket, four times
+
+A worker finds its place in RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun, and the others in a folder (`SHARED`).
+When one fails the others cannot go on: they get a moment to end, then they are killed. Interrupts are passed on.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ragen.errors import ConfigError
+
+SHARED = "RAGEN_WORKERS"  # a folder of all workers of one launch
+MEETING, FAILED = "meeting", "failed"  # in it: how they find each other, and the rank of the first that failed
+ENDINGS = (0, 3, 130)  # exit statuses of a run that was not cut off: all its workers have the same
+GRACE, IMPATIENCE = 20.0, 2.0  # seconds that workers have to end: after one has failed, after a second Ctrl-C
+PAUSE = 0.05
+
+
+def must_launch(num_workers: int) -> bool:
+    """Whether this process is to start the workers instead of being one."""
+    return num_workers > 1 and "RANK" not in os.environ
+
+
+def launch(num_workers: int, num_nodes: int, arguments: Sequence[str]) -> int:
+    """Run `ragen train` with these arguments in so many processes on this machine; returns the run's exit status."""
+    if num_nodes > 1:
+        raise ConfigError(
+            f"trainer.nnodes={num_nodes}: start torchrun on every node yourself, for instance\n"
+            f"  torchrun --nnodes {num_nodes} --nproc-per-node {num_workers} --rdzv-backend c10d "
+            f"--rdzv-endpoint HOST:29500 -m ragen train {' '.join(arguments)}"
+        )
+    environment = dict(os.environ)
+    # Processes with all the cores' threads each would stand in each other's way.
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_workers)))
+    command = [sys.executable, "-m", "ragen", "train", *arguments]
+    processes: list[subprocess.Popen] = []
+    with tempfile.TemporaryDirectory() as shared, _passing_on(processes) as signals:
+        environment |= {SHARED: shared, "WORLD_SIZE": str(num_workers)}
+        for rank in map(str, range(num_workers)):
+            processes.append(subprocess.Popen(command, env=environment | {"RANK": rank, "LOCAL_RANK": rank}))
+        return _status(_wait(processes, signals), Path(shared) / FAILED, bool(signals))
+
+
+def leave(status: int) -> int:
+    """The exit status of a run that has ended; a launched worker leaves with it at once.
+
+    All is written and the others know; at an ordinary exit the threads between workers sometimes abort the process.
+    """
+    if SHARED in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+@contextmanager
+def _passing_on(processes: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
+    """Pass signals on to the workers, and list them.
+
+    A terminal tells everyone about Ctrl-C, a scheduler perhaps only this process. SIGTERM is right after both: workers
+    who know already take no notice of it.
+    """
+    signals: list[int] = []
+
+    def take(number: int, frame: Any) -> None:
+        signals.append(number)
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+
+    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(processes: Sequence[subprocess.Popen], signals: Sequence[int]) -> list[int | None]:
+    """The exit statuses. Who is still there long after another has failed waits for it in vain: killed, None."""
+    since: dict[float, float] = {}  # patience -> when it began
+    while True:
+        codes = [process.poll() for process in processes]
+        if None not in codes:
+            return codes
+        if not set(codes) <= {None, *ENDINGS}:
+            since.setdefault(GRACE, time.monotonic())
+        if signals.count(signal.SIGINT) > 1:
+            since.setdefault(IMPATIENCE, time.monotonic())
+        if any(time.monotonic() - begun > patience for patience, begun in since.items()):
+            for process in processes:
+                process.kill()
+                process.wait()
+            return codes
+        time.sleep(PAUSE)
+
+
+def _status(codes: Sequence[int | None], failed: Path, is_interrupted: bool) -> int:
+    """One exit status for all: that of the first which failed."""
+    if is_interrupted and any(code is None or code < 0 for code in codes):
+        print("interrupted", file=sys.stderr)
+        return 130
+    for rank, code in enumerate(codes):
+        if code is not None and code < 0:
+            print(f"worker {rank} was killed by signal {-code}", file=sys.stderr)
+    first = codes[int(failed.read_text())] if failed.exists() else max(code or 0 for code in codes)
+    return 1 if first is None or min(code or 0 for code in codes) < 0 else first

@@ -1,0 +1,72 @@
+"""What the learner computes about samples before it changes anything: log-probs, entropies, values.
+
+    scorer = Scorer(workers, temperature=1.0, micro_batch_size=4)
+    scorer.log_probs(model, samples)              # a tensor for each sample: one number per sampled token
+
+Only what a loss term needs is asked for; each worker computes its share, and all get all of it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ragen.distributed.workers import Workers
+from ragen.model.critic import Critic
+from ragen.model.packing import PackedTokens, Sample, pack, samples_of
+from ragen.model.policy import score
+from ragen.types import Group
+
+CPU_TOKENS = 4096  # more in one pass was slower on every CPU that was tried
+
+
+class Scorer:
+    def __init__(self, workers: Workers, temperature: float, micro_batch_size: int):
+        self.workers, self.temperature, self.micro_batch_size = workers, temperature, micro_batch_size
+
+    def log_probs(self, model: Any, samples: Sequence[Sample]) -> list[Tensor]:
+        return self._each(samples, lambda packed: score(model, packed, self.temperature).log_probs)
+
+    def values(self, critic: Critic, samples: Sequence[Sample]) -> list[Tensor]:
+        return self._each(samples, critic.values)
+
+    def mean_entropies(self, model: Any, groups: Sequence[Group]) -> list[list[float]]:
+        """Of each episode the mean entropy of all its sampled tokens, group by group."""
+        samples = samples_of(groups)
+        entropies = self._each(samples, lambda packed: score(model, packed, self.temperature).entropies)
+        of_episode: dict[int, list[Tensor]] = {}
+        for sample, part in zip(samples, entropies, strict=True):
+            of_episode.setdefault(sample.episode_index, []).append(part)
+        means = iter([float(torch.cat(of_episode[index]).double().mean()) for index in sorted(of_episode)])
+        return [[next(means) for _ in group.episodes] for group in groups]
+
+    @torch.no_grad()
+    def _each(self, samples: Sequence[Sample], compute: Callable[[PackedTokens], Tensor]) -> list[Tensor]:
+        """One number per sampled token, sample by sample, in main memory."""
+        mine, device = self.workers.mine(samples), self.workers.device
+        results: dict[int, Tensor] = {}
+        for indices in micro_batches([len(sample.sequence.ids) for sample in mine], self.micro_batch_size, device):
+            packed = pack([mine[index].sequence for index in indices], device)
+            parts = compute(packed).cpu().split([mine[index].num_sampled for index in indices])
+            results |= {index: part.clone() for index, part in zip(indices, parts, strict=True)}
+        return self.workers.gather([results[index] for index in range(len(mine))])
+
+
+def micro_batches(num_tokens_S: Sequence[int], max_samples: int, device: torch.device) -> list[list[int]]:
+    """Which samples are computed together: neighbours in length, and on a CPU no more than its caches like."""
+    max_tokens = CPU_TOKENS if device.type == "cpu" else sum(num_tokens_S)
+    batches: list[list[int]] = []
+    room = 0
+    for index in sorted(range(len(num_tokens_S)), key=num_tokens_S.__getitem__):
+        room -= num_tokens_S[index]
+        if room < 0 or len(batches[-1]) == max_samples:
+            batches.append([])
+            room = max_tokens - num_tokens_S[index]
+        batches[-1].append(index)
+    return batches
+
+
+def by_sample(tokens_T: Tensor, samples: Sequence[Sample]) -> list[Tensor]:
+    """Numbers of all sampled tokens, cut into those of each sample."""
+    return list(tokens_T.float().split([sample.num_sampled for sample in samples]))

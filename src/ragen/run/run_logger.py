@@ -1,0 +1,168 @@
+"""What a run shows and stores, in one hand: the console, the run folder, W&B and TensorBoard.
+
+    with recording(config, decision) as record:
+        with record.phase("rollout", total=128):
+            record.advance(16)
+        record.step(10, metrics)
+        report = record.ended("finished", step=10)
+
+Of several workers only the first records; the others have a `Silent` one.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from ragen.config.schema import Config
+from ragen.diagnose.health import Health
+from ragen.report.html import write_report
+from ragen.run.console import make_console
+from ragen.run.sinks import Sink, make_sinks
+from ragen.store.resume import Decision
+from ragen.store.run_folder import RunFolder, ending, episode_record, write_whole
+from ragen.types import Group
+
+Render = Callable[[str, Any], str]  # (tag, state) -> text
+GROUP_TABLE = "group_rv_table.jsonl"
+GRADIENT_TABLE = "grad_group_rv_table.jsonl"
+
+
+class Silent:
+    """Shows and stores nothing."""
+
+    def phase(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def advance(self, num: int = 1) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        pass
+
+    def validation(self, step: int, metrics: dict[str, float]) -> None:
+        pass
+
+    def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None:
+        pass
+
+    def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None:
+        pass
+
+    def gradient_table(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
+        pass
+
+    def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None:
+        pass
+
+
+class Recorder(Silent):
+    def __init__(self, config: Config, folder: RunFolder, console: Any, sinks: Sequence[Sink]):
+        self.config, self.folder, self.console, self.sinks = config, folder, console, sinks
+        self.health = Health.of(folder.read_metrics().rows)  # a run that goes on has a past
+        self.status = "failed"  # until something better is known
+
+    def phase(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
+        return self.console.phase(name, total)
+
+    def advance(self, num: int = 1) -> None:
+        self.console.advance(num)
+
+    def note(self, text: str) -> None:
+        self.console.note(text)
+
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        """On disk first: whoever reads the console can trust that it is stored."""
+        warnings = self.health.add(step, metrics)
+        if self.health.last_step == step:
+            metrics = metrics | self.health.metrics()
+        self.folder.append_metrics(step, metrics)
+        self.console.step(step, metrics)
+        for warning in warnings:
+            self.console.note(f"step {step}: warning: {warning.title}: {warning.text}. {warning.advice[0]}")
+        for sink in self.sinks:
+            sink.log(step, metrics)
+
+    def validation(self, step: int, metrics: dict[str, float]) -> None:
+        self.console.validation(step, metrics)
+
+    def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None:
+        """Into the run folder, and where the config wants them besides, as one plain JSON line for each."""
+        self.folder.write_episodes(step, split, groups, render)
+        trainer = self.config.trainer
+        elsewhere = {"train": trainer.rollout_data_dir, "val": trainer.validation_data_dir}.get(split)
+        if elsewhere:
+            records = [episode_record(episode, step, render) for group in groups for episode in group.episodes]
+            _write_lines(Path(elsewhere) / f"{step}.jsonl", "w", records)
+
+    def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None:
+        """The spread of each group. In W&B it is one table that grows."""
+        records = [{"step": step, "group_id": group, "reward_std": std, "selected": kept} for group, std, kept in rows]
+        _write_lines(self.folder.path / GROUP_TABLE, "a", records)
+        if self.sinks:
+            self._pass_on(step, "rollout/group_rv_table", _read_lines(self.folder.path / GROUP_TABLE))
+
+    def gradient_table(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
+        """Which groups a gradient analysis found in which bucket."""
+        _write_lines(self.folder.path / GRADIENT_TABLE, "a", [{"step": step} | row for row in rows])
+        for prefix, bucket in dict.fromkeys((row["prefix"], row["bucket"]) for row in rows):
+            found = [row for row in rows if (row["prefix"], row["bucket"]) == (prefix, bucket)]
+            table = [{key: row[key] for key in ("bucket", "group_id", "reward_std")} for row in found]
+            self._pass_on(step, f"{prefix}/{bucket}/group_rv_table", table)
+
+    def _pass_on(self, step: int, name: str, table: Sequence[dict[str, Any]]) -> None:
+        for sink in self.sinks:
+            sink.table(step, name, table)
+
+    def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None:
+        """The end of a run, and its report. An interrupted run is not ended: it goes on some day."""
+        self.status = status
+        if rule is not None:
+            self.console.stopped(rule, explanation)
+        if status == "interrupted":
+            report = write_report(self.folder)
+        else:
+            report = write_report(self.folder, ending(status, step, rule, explanation))
+            self.folder.write_finished(status, step, rule, explanation)  # last: a run that is killed before goes on
+        self.console.note(f"the report again, at any time: ./ragen report {self.folder}")
+        self.console.close(report=report)
+        return report
+
+
+@contextmanager
+def recording(config: Config, decision: Decision) -> Iterator[Recorder]:
+    """The recorder of a run in a folder that this process owns."""
+    folder, total = decision.folder, config.trainer.total_training_steps
+    title = f"{config.trainer.experiment_name} · {config.model_path}"
+    first = decision.first_step - 1
+    with make_console(total, config.trainer.logger, folder.path, title=title, first_step=first) as console:
+        folder.write_config(config)
+        for name in (GROUP_TABLE, GRADIENT_TABLE):
+            _forget_after(first, folder.path / name)
+        recorder = Recorder(config, folder, console, make_sinks(config, folder, first_step=first, say=console.note))
+        try:
+            yield recorder
+        finally:
+            for sink in recorder.sinks:
+                sink.close(recorder.status)
+
+
+def _forget_after(step: int, path: Path) -> None:
+    """What a run that goes on will write again, and half a line that a killed one left."""
+    if path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        write_whole(path, b"".join(line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] <= step))
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _write_lines(path: Path, mode: str, records: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, mode, encoding="utf-8") as file:
+        file.writelines(f"{json.dumps(record)}\n" for record in records)

@@ -1,0 +1,39 @@
+"""Folders that a run has named, and where they lie now. No torch in here.
+
+    find_folder("models/mine", run)            # from where the run was started; from here; or None
+    find_folder("/old/models/mine", run)       # also where the whole that the run lies in was moved or copied to
+
+The folder of a run tells where it was started: what stands before its `trainer.default_local_dir`.
+"""
+
+import re
+from pathlib import Path
+
+from ragen.store.run_folder import RunFolder
+
+CHECKPOINT = re.compile(r"global_step_\d+")
+
+
+def is_path(name: str) -> bool:
+    """Whether a name can only be that of a folder: the hub has an owner and a name, and no checkpoints."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or any(map(CHECKPOINT.fullmatch, Path(name).parts))
+
+
+def find_folder(name: str, run: Path) -> Path | None:
+    """The folder that a run knows by this name."""
+    path, roots = Path(name).expanduser(), started_in(run)
+    ends = [Path(*path.parts[start:]) for start in range(1, len(path.parts))] if path.is_absolute() else []
+    places = [root / path for root in (*roots, Path())] + [root / end for end in ends for root in roots]
+    return next((place for place in places if place.is_dir()), None)
+
+
+def started_in(run: Path) -> list[Path]:
+    """The folder that relative paths of a run are meant from, where the place of the run tells; of that a part may have
+    got a number."""
+    trainer = RunFolder(run).read_config().get("trainer") or {}
+    inner = Path(trainer.get("default_local_dir") or "/").parent
+    outer = run.resolve().parent
+    num_outside = len(outer.parts) - len(inner.parts)
+    pairs = zip(outer.parts[num_outside:], inner.parts, strict=False)
+    is_below = not inner.is_absolute() and num_outside > 0 and all(part.startswith(name) for part, name in pairs)
+    return [Path(*outer.parts[:num_outside])] if is_below else []
