@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import Qwen2Config
 
 from ragen.model.attention import Packed
-from ragen.model.decoder import Shape, to_huggingface
+from ragen.model.decoder import Decoder, Shape, to_huggingface
 from ragen.model.pocket.load import SEED, blank
 from ragen.model.pocket.tokenizer import make_tokenizer
 from ragen.sft.pocket.demonstrations import TASKS, demonstrations
