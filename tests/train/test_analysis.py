@@ -10,7 +10,6 @@ from test_resume import make_checkpoint, make_run
 from tiny import ACTOR, ROLLOUT, TINY
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ragen.agent.episode import EpisodeState, TurnResult
 from ragen.config import derive
 from ragen.config.compose import resolve
 from ragen.config.schema import Optimizer
@@ -25,7 +24,7 @@ from ragen.train.levels import levels
 from ragen.train.optimizer import MasterAdamW
 from ragen.train.targets import Selection
 from ragen.train.update import Targets, update_actor
-from ragen.types import Episode, Group, Turn
+from ragen.types import Episode, EpisodeState, Group, Turn, TurnResult
 
 VOCAB = 30
 SCORES = [[0.0, 4.0, 1.0], [2.0, 2.0], [1.0, 0.0, 0.0], [3.0, 9.0], [0.5, 0.0, 1.0]]

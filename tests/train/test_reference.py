@@ -7,7 +7,6 @@ import torch
 from tiny import ACTOR, ROLLOUT, TINY
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ragen.agent.episode import EpisodeState
 from ragen.config.compose import resolve
 from ragen.config.schema import KL_TYPES, Optimizer
 from ragen.model import policy
@@ -17,7 +16,7 @@ from ragen.store.run_folder import RunFolder
 from ragen.train import loop
 from ragen.train.optimizer import MasterAdamW
 from ragen.train.update import Targets, update_actor
-from ragen.types import Episode, TokenSequence
+from ragen.types import Episode, EpisodeState, TokenSequence
 
 WORDS = [*TINY, "trainer.total_training_steps=2", "collapse_detection.compute_freq=0"]
 LOSS, COEFFICIENT = f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef"

@@ -502,7 +502,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _merge(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from ragen.store.merge import merge, plan
+    from ragen.checkpoint.merge import merge, plan
 
     caller = caller_folder()
     output = Path(from_caller(options.output, caller)) if options.output else None

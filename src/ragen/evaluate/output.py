@@ -28,13 +28,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ragen.agent.episode import EpisodeState, TurnResult, noise_stream
+from ragen.agent.episode import noise_stream
 from ragen.config.schema import Output
 from ragen.env.base import Action, Environment, State
 from ragen.errors import ConfigError, nearest_of
 from ragen.rollout.collect import World
 from ragen.store.run_folder import write_whole
-from ragen.types import Episode, Turn
+from ragen.types import Episode, EpisodeState, Turn, TurnResult
 
 KEYS = ("messages", "rewards", "success", "metadata", "turns")
 BATCH_KEYS = {"input_ids": "ids", "loss_mask": "sampled", "log_probs": "log_probs"}  # published name -> ours

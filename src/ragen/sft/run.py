@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ragen.agent.template import ChatTemplate
+from ragen.checkpoint.model_folder import write_model_folder
+from ragen.checkpoint.parts import part_of
 from ragen.config import derive, devices
 from ragen.config.schema import Config
 from ragen.distributed.workers import Workers
@@ -37,7 +39,6 @@ from ragen.sft.data import Data, Lesson, Row, make_data, write_data
 from ragen.sft.output_dir import MERGED, place
 from ragen.sft.tokens import num_answers
 from ragen.sft.train import Tuner, plan
-from ragen.store.checkpoint import part_of, write_model_folder
 from ragen.store.resume import Decision, claimed
 from ragen.store.run_folder import write_whole
 from ragen.train.loop import Run

@@ -19,6 +19,9 @@ from typing import Any
 import torch
 
 from ragen.agent.template import ChatTemplate
+from ragen.checkpoint.parts import Parts, part_of
+from ragen.checkpoint.restore import restore
+from ragen.checkpoint.save import CheckpointStore
 from ragen.config import derive
 from ragen.config.schema import Config, Optimizer
 from ragen.distributed.workers import Workers
@@ -32,7 +35,6 @@ from ragen.run.console import step_line
 from ragen.run.run_logger import Silent
 from ragen.sft.data import Data
 from ragen.sft.tokens import Answers, answers_of
-from ragen.store.checkpoint import CheckpointStore, Parts, part_of, restore
 from ragen.store.run_folder import RunFolder, write_whole
 from ragen.train.optimizer import MasterAdamW
 from ragen.train.update import imitate

@@ -21,6 +21,9 @@ from torch import Tensor
 
 from ragen.agent.template import ChatTemplate
 from ragen.algo.kl import KlController, kl_of_tokens, pay_kl
+from ragen.checkpoint.parts import Parts, part_of
+from ragen.checkpoint.restore import restore
+from ragen.checkpoint.save import CheckpointStore
 from ragen.config import derive, devices
 from ragen.config.schema import Config
 from ragen.diagnose.collapse import CollapseWatch
@@ -40,7 +43,6 @@ from ragen.run import memory
 from ragen.run.clock import Clock, Totals
 from ragen.run.interrupt import Interrupt
 from ragen.run.run_logger import Silent, recording
-from ragen.store.checkpoint import CheckpointStore, Parts, part_of, restore
 from ragen.store.resume import claimed
 from ragen.train import analysis
 from ragen.train.analysis import Batch, Seen
