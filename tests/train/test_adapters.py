@@ -25,7 +25,7 @@ from ragen.model.load import find_model, load_model
 from ragen.model.lora import add_adapters, merged_state, save_adapter
 from ragen.store.manifest import OtherModel
 from ragen.store.run_folder import RunFolder
-from ragen.train import loop
+from ragen.train import learner, trainer
 from ragen.train.optimizer import MasterAdamW
 
 KL = [f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.1"]
@@ -46,7 +46,7 @@ IDS = torch.arange(40)
 
 
 def train(folder, *words):
-    return loop.train(resolve([*WORDS, *words, f"trainer.default_local_dir={folder}"], environ={}).config)
+    return trainer.train(resolve([*WORDS, *words, f"trainer.default_local_dir={folder}"], environ={}).config)
 
 
 def rows(folder):
@@ -72,7 +72,7 @@ class Finished:
 
     def __init__(self, folder):
         self.folder, self.models, self.begun = folder, [], []
-        original = loop.load_model
+        original = learner.load_model
 
         def load_model(*given):
             loaded = original(*given)
@@ -81,7 +81,7 @@ class Finished:
             return loaded
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "load_model", load_model)
+            patch.setattr(learner, "load_model", load_model)
             self.run = train(folder)
 
     @property
@@ -120,13 +120,13 @@ def test_sampler_and_learner_are_one_policy(finished):
 
 
 def test_only_what_has_an_adapter_is_its_own_reference(tmp_path, monkeypatch):
-    loaded, original = [], loop.load_model
+    loaded, original = [], learner.load_model
 
     def load_model(*given):
         loaded.append(given[0].name)
         return original(*given)
 
-    monkeypatch.setattr(loop, "load_model", load_model)
+    monkeypatch.setattr(learner, "load_model", load_model)
     train(tmp_path / "run", "actor_rollout_ref.model.lora_rank=0", "trainer.total_training_steps=1")
     assert loaded == ["pocket"] * 3, "a critic's adapter does not make the actor's reference"
     held = {path.name for path in (tmp_path / "run/global_step_1").glob("*/*.safetensors")}

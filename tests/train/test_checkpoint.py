@@ -541,7 +541,7 @@ def three(template, tmp_path):
 
 
 def test_no_checkpoints(tmp_path):
-    assert CheckpointStore(tmp_path / "nowhere").latest() is None
+    assert manifest.latest(tmp_path / "nowhere") is None
     (tmp_path / ".global_step_3.part").mkdir()
     (tmp_path / "global_step_x").mkdir()
     (tmp_path / "global_step_4").write_text("a file")

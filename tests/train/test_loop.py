@@ -15,8 +15,8 @@ from ragen.model.policy import score
 from ragen.model.scoring import Scorer, by_sample
 from ragen.store.run_folder import RunFolder, read_episodes
 from ragen.train.levels import levels
-from ragen.train.loop import train
 from ragen.train.targets import estimate, experience_of, keep_groups, scores_of
+from ragen.train.trainer import train
 from ragen.types import Episode, EpisodeState, Group, Turn, TurnResult
 
 SMALL = [

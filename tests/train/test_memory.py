@@ -13,7 +13,7 @@ from ragen.config.compose import resolve
 from ragen.config.tree import value_at
 from ragen.errors import RunFailed
 from ragen.run import memory
-from ragen.train import loop
+from ragen.train import learner
 
 WORDS = [*TINY, "trainer.total_training_steps=3"]
 KEYS = (memory.UPDATE, memory.SCORE, memory.LENGTH)
@@ -30,8 +30,8 @@ def raises_at(monkeypatch, step, name="update_actor"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return original(*given)
 
-    original = getattr(loop, name)
-    monkeypatch.setattr(loop, name, out_of_memory)
+    original = getattr(learner, name)
+    monkeypatch.setattr(learner, name, out_of_memory)
 
 
 def proposed(message):

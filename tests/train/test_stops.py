@@ -16,7 +16,7 @@ from ragen.config.compose import resolve
 from ragen.model.load import find_model
 from ragen.run.interrupt import Interrupt
 from ragen.store.run_folder import RunFolder
-from ragen.train import loop
+from ragen.train import trainer
 
 SOURCES = Path(__file__).parents[2] / "src"
 WORDS = ["train", *TINY]
@@ -39,11 +39,11 @@ def test_a_run_that_dies_in_its_last_act_goes_on_to_it(tmp_path, monkeypatch):
     with monkeypatch.context() as dying:
         dying.setattr(RunFolder, "write_finished", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            loop.train(config)
+            trainer.train(config)
     folder = RunFolder(tmp_path / "run")
     assert folder.report_path.exists() and not folder.finished_path.exists()
     folder.report_path.unlink()
-    ended = loop.train(config)
+    ended = trainer.train(config)
     assert (ended.folder, ended.status) == (folder.path, "finished")
     assert folder.report_path.exists() and folder.read_finished()["status"] == "finished"
 
