@@ -232,7 +232,8 @@ def test_every_epoch_has_every_sequence_once(answers, size, epochs):
 
 
 def test_epochs_have_orders_of_their_own():
-    first, second = ([batch.indices for batch in plan_batches([1] * 40, CONFIG) if batch.epoch == epoch] for epoch in (1, 2))
+    batches = plan_batches([1] * 40, CONFIG)
+    first, second = ([batch.indices for batch in batches if batch.epoch == epoch] for epoch in (1, 2))
     assert first != second
 
 

@@ -290,10 +290,10 @@ def test_a_killed_run_ends_as_if_it_had_not_been(run, tmp_path, monkeypatch, kil
 
 def test_an_interrupted_run_goes_on_in_the_middle_of_an_epoch(run, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        patch.setattr("ragen.sft.run.Interrupt", Pressed)
+        patch.setattr("ragen.run.session.Interrupt", Pressed)
         stopped = fine_tuned(tmp_path / "out")
     assert (stopped.status, stopped.num_steps) == ("interrupted", 1)
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "run the same command to resume" in capsys.readouterr().out
     assert (stopped.folder / "global_step_1").exists() and not (tmp_path / "out/merged_model").exists()
     again = fine_tuned(tmp_path / "out")
     assert comparable(again.folder) == comparable(run.folder)

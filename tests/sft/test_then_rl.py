@@ -187,7 +187,7 @@ def test_who_interrupts_fine_tuning_gets_no_rl(here, monkeypatch, capsys, epochs
     """With one epoch of one step the fine-tuning is finished all the same."""
     words = [*WORDS, f"sft.training.epochs={epochs}"]
     with monkeypatch.context() as patch:
-        patch.setattr(sft_run, "Interrupt", Pressed)
+        patch.setattr("ragen.run.session.Interrupt", Pressed)
         assert main(["train", *words]) == 130
     assert not RL.exists() and (SFT / "merged_model").exists() == (epochs == 1)
     assert ("interrupted before reinforcement learning" in capsys.readouterr().err) == (epochs == 1)
@@ -332,7 +332,8 @@ def test_other_settings_wait_only_until_the_first_has_recorded_a_step(busy, monk
     monkeypatch.setattr(sft_place.time, "sleep", kill)
     other = tuning_config(config_of("sft.training.epochs=3"))
     sft_place.wait_for_others(other)
-    assert choose_output(other, is_planned=True).folder.path == Path(f"{SFT}-2/lora_weights") and not capsys.readouterr().err
+    assert choose_output(other, is_planned=True).folder.path == Path(f"{SFT}-2/lora_weights")
+    assert not capsys.readouterr().err
     with pytest.raises(Killed):
         sft_place.wait_for_others(tuning_config(config_of()))
 
@@ -474,9 +475,9 @@ def test_workers_of_torchrun_take_one_half_at_a_time(monkeypatch):
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_other_runs_have_no_stages(capsys, more):
     assert main(["train", "sokoban", "model_path=pocket", "--stage", "sft", *more]) == 2
-    assert "there is but one stage with rl_or_sft=rl" in capsys.readouterr().err
+    assert "rl_or_sft=rl has a single stage" in capsys.readouterr().err
     assert main(["sft", "sokoban", "--stage", "rl", *more]) == 2
-    assert "there is but one stage with rl_or_sft=sft" in capsys.readouterr().err
+    assert "rl_or_sft=sft has a single stage" in capsys.readouterr().err
 
 
 def test_the_command_that_takes_less_memory_is_the_whole_one():

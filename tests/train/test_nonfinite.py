@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not finite: that optimizer step is left out, counted and kept, and the run goes on."""
+"""A loss or a gradient that is not finite: that optimizer step is skipped, counted and stored, and the run continues."""
 
 import copy
 import json
@@ -82,7 +82,7 @@ def test_a_run_leaves_the_step_out_and_goes_on(tmp_path, monkeypatch, capsys, wh
     played = {(one["seed"], one["member"]) for one in read_episodes(folder.episode_files("train")[1].path)}
     assert kept.step == POISONED_STEP
     assert {(one["seed"], one["member"]) for one in read_episodes(kept.path)} == played and len(played) == 6
-    said = f"step 2: the {who}'s loss or gradient was not finite, so its weights stay as they are; the 6 episodes"
+    said = f"step 2: the {who}'s loss or gradient was not finite: the update is skipped, and its 6 episodes"
     assert capsys.readouterr().out.count(said) == 1
 
 
