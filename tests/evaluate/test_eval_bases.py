@@ -9,7 +9,7 @@ from ragen.errors import ConfigError
 from ragen.evaluate import run as running
 from ragen.evaluate.command import parser, read
 from ragen.evaluate.models import LocalModel, local_model, with_bases
-from ragen.evaluate.run import Plan, Row, evaluate
+from ragen.evaluate.run import EvaluationPlan, ModelResult, evaluate
 from ragen.evaluate.setting import Wanted, settings
 from ragen.evaluate.table import cells, headings, reference_of
 from ragen.model.load import find_model, load_model
@@ -85,7 +85,7 @@ def test_the_run_decides_what_is_played(tmp_path):
 
 def test_after_is_compared_with_before():
     def row(model, max_turn, against=""):
-        return Row(model, "Sokoban", max_turn, (), None, {}, {}, None, against=against)
+        return ModelResult(model, "Sokoban", max_turn, (), None, {}, {}, None, against=against)
 
     names = [("small", ""), ("small/100", "small"), ("large", ""), ("large/100", "large"), ("other", "")]
     rows = [row(model, turns, against) for model, against in names for turns in (5, 25)]
@@ -116,7 +116,7 @@ def test_what_was_played_is_kept_for_a_later_call(tmp_path, loads):
     def play(models, folder, **options):
         wanted = Wanted(models)
         words = [f"output.dir={tmp_path / folder}", "output.append_timestamp=False"]
-        return evaluate(Plan(wanted, settings(wanted, words), **options), lambda text: None)
+        return evaluate(EvaluationPlan(wanted, settings(wanted, words), **options), lambda text: None)
 
     whole = play(more, "whole")
     assert loads == ["pocket", "run/global_step_1", "blank"] and not list((tmp_path / "whole").glob(".journal-*"))

@@ -160,8 +160,8 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
         ("pocket --temperature nan", "must be 0 (greedy) or more"),
         ("pocket --split vall", "must be one of train, val, test, sft"),
         ("pocket --output x output.dir=y", "say the same thing"),
-        ("pocket output.filename=a/b", "its folder is output.dir"),
-        ("pocket output.keep_batch_keys=[ids]", "output.keep_batch_keys: there is no 'ids'"),
+        ("pocket output.filename=a/b", "its directory is output.dir"),
+        ("pocket output.keep_batch_keys=[ids]", "output.keep_batch_keys: unknown key 'ids'"),
         ("pocket output.fromat=pkl", "did you mean output.format?"),
         ("pocket model_path=other", "a model is named without a key"),
         ("--api-base http://x/v1", "belong together"),
@@ -239,7 +239,7 @@ def test_every_model_is_found_before_the_first_one_plays(tmp_path, monkeypatch, 
     config["base_model_name_or_path"] = str(tmp_path / "gone")
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     (adapter / "adapter_model.safetensors").touch()
-    monkeypatch.setattr("ragen.evaluate.run._play_all", lambda *given: pytest.fail("something plays"))
+    monkeypatch.setattr("ragen.evaluate.run._play_model", lambda *given: pytest.fail("something plays"))
     assert main(["eval", "pocket", str(adapter), "--output", str(tmp_path / "out")]) == 2
     assert f"model {adapter} is an adapter of {tmp_path / 'gone'}" in capsys.readouterr().err
 

@@ -211,7 +211,7 @@ def describe(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespa
 def _run(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from rich.console import Console
 
-    from ragen.evaluate.run import Plan, ServerOptions, evaluate
+    from ragen.evaluate.run import EvaluationPlan, ServerOptions, evaluate
     from ragen.evaluate.table import print_table
 
     server = ServerOptions(
@@ -222,7 +222,7 @@ def _run(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespace, 
         options.max_tokens,
         not options.no_prefill,
     )
-    plan = Plan(
+    plan = EvaluationPlan(
         wanted,
         found,
         server,
