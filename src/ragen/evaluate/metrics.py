@@ -21,7 +21,7 @@ from math import comb, sqrt
 from statistics import fmean
 from typing import Any
 
-from ragen.statistics import Difference, Estimate, agresti_min, mean, paired_difference, rate, student, wilson
+from ragen.statistics import Difference, Estimate, agresti_min, mean, paired_difference, rate, student_t_975, wilson
 
 SAME = 1e-9  # smaller differences between rates are rounding errors
 
@@ -161,7 +161,7 @@ def ratio(parts: Sequence[int], wholes: Sequence[int]) -> Estimate:
     spread = num * sum(residual * residual for residual in residuals) / (num - 1) / whole**2
     if spread == 0.0:
         return Estimate(value, *wilson(value * num, num))
-    reach = student(num - 1) * sqrt(spread)
+    reach = student_t_975(num - 1) * sqrt(spread)
     return Estimate(value, max(0.0, value - reach), min(1.0, value + reach))
 
 
