@@ -245,7 +245,7 @@ def test_out_of_memory_says_what_to_lower(tmp_path, monkeypatch, capsys):
     assert main(["eval", "pocket", *words]) == 1
     said = capsys.readouterr().err
     assert "out of memory on" in said and "now up to 8: data.val_batch_size=4" in said and "Traceback" not in said
-    assert "max_model_len (now 1024)" in said and "the same command goes on" in said
+    assert "max_model_len (now 1024)" in said and "run the same command to resume" in said
 
 
 def test_to_begin_anew_forgets_every_model_at_once(tmp_path, monkeypatch):
@@ -492,7 +492,7 @@ def test_a_server_that_is_gone_is_a_failed_run_that_can_go_on(tmp_path, capsys):
     words = ["--api-base", "http://127.0.0.1:9/v1", "--api-model", "m", "--env", "SimpleSokoban", "--patience", "0.1"]
     assert main(["eval", *words, "--output", str(tmp_path), "--episodes", "2", "--samples", "1"]) == 1
     err = capsys.readouterr().err
-    assert "no connection" in err and "the same command goes on: ./ragen eval --api-base" in err
+    assert "no connection" in err and "run the same command to resume: ./ragen eval --api-base" in err
 
 
 def test_watching_a_model_play(capsys):
