@@ -8,7 +8,7 @@ import pytest
 from ragen.api import run_config
 from ragen.config.compose import resolve
 from ragen.evaluate.models import LocalModel, local_model, newest_checkpoint, with_bases
-from ragen.evaluate.run import Plan, evaluate
+from ragen.evaluate.run import EvaluationPlan, evaluate
 from ragen.evaluate.setting import Wanted, settings
 
 
@@ -35,7 +35,7 @@ def test_what_fine_tuning_has_made_plays_as_its_run_has_validated(tuned, tmp_pat
     assert named[0] == named[1] == named[2]
     assert named[0] == LocalModel(str(output / "merged_model"), "out/merged_model", output / "lora_weights")
     wanted = Wanted(named[:1])
-    result = evaluate(Plan(wanted, settings(wanted, [f"output.dir={tmp_path}"])), lambda text: None)
+    result = evaluate(EvaluationPlan(wanted, settings(wanted, [f"output.dir={tmp_path}"])), lambda text: None)
     row = result.rows[0]
     assert (row.tag, row.num_asked, 0 < success < 1) == (tag, 8, True)
     assert row.measured.success.value == pytest.approx(success, abs=1e-3)

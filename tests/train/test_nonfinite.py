@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not finite: that optimizer step is skipped, counted and stored, and the run continues."""
+"""A loss or a gradient that is not finite: the optimizer step is skipped, counted and stored."""
 
 import copy
 import json

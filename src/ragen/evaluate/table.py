@@ -18,7 +18,7 @@ from rich.table import Table
 from ragen import __version__
 from ragen.env.registry import make
 from ragen.evaluate.metrics import Estimate, difference
-from ragen.evaluate.run import Row
+from ragen.evaluate.run import ModelResult as Row
 from ragen.evaluate.setting import Setting
 from ragen.format import percent
 from ragen.report.charts import Axis, Bar, BarGroup, bar_chart, escape

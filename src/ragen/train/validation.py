@@ -16,12 +16,11 @@ from ragen.config.schema import Config
 from ragen.distributed.workers import ALONE, Workers
 from ragen.engine.base import Engine, Sampling
 from ragen.env.solve import baselines, shortest_plan
-from ragen.evaluate.metrics import rate
 from ragen.rollout.collect import GroupRequest, World, collect
 from ragen.rollout.summary import summarize
 from ragen.run.clock import Clock
 from ragen.run.run_logger import NullLogger
-from ragen.statistics import success_by_length, wilson
+from ragen.statistics import rate, success_by_length, wilson
 from ragen.train.levels import tags_of_groups, with_turns
 from ragen.types import Episode, Group
 
