@@ -20,8 +20,10 @@ from ragen.diagnose.health import Health
 from ragen.report.html import write_report
 from ragen.run.console import make_console
 from ragen.run.sinks import Sink, make_sinks
+from ragen.store.episodes import episode_record
+from ragen.store.fsync import write_whole
 from ragen.store.resume import Decision
-from ragen.store.run_folder import RunFolder, ending, episode_record, write_whole
+from ragen.store.run_folder import RunFolder, ending
 from ragen.types import Group
 
 Render = Callable[[str, Any], str]  # (tag, state) -> text

@@ -27,8 +27,8 @@ from ragen.run.console import step_line
 from ragen.run.interrupt import Interrupt
 from ragen.run.run_logger import NullLogger, run_logger
 from ragen.store import manifest
+from ragen.store.fsync import write_whole
 from ragen.store.resume import Decision, claimed, decide
-from ragen.store.run_folder import write_whole
 
 
 @dataclass(frozen=True)

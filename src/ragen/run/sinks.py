@@ -36,7 +36,8 @@ import yaml
 
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict
-from ragen.store.run_folder import RunFolder, write_whole
+from ragen.store.fsync import write_whole
+from ragen.store.run_folder import RunFolder
 
 # How a run can end, and the exit status that stands for it.
 STATUSES = {"finished": 0, "failed": 1, "early_stopped": 3, "interrupted": 130}

@@ -38,7 +38,7 @@ from ragen.env.base import State, Tag
 from ragen.env.registry import make
 from ragen.errors import ConfigError
 from ragen.sft.demonstrate import Played, Spoken, can_be_won, demonstrate, solver
-from ragen.store.run_folder import write_whole
+from ragen.store.fsync import write_whole
 
 SPLIT = "sft"
 FILES = {"train": "train.parquet", "test": "test.parquet"}

@@ -13,7 +13,8 @@ import re
 from pathlib import Path
 
 from ragen.store import manifest
-from ragen.store.run_folder import RunFolder, write_whole
+from ragen.store.fsync import write_whole
+from ragen.store.run_folder import RunFolder
 
 KEPT = "training_run"
 MERGED = "merged_model"  # what fine-tuning writes in the end

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ragen.errors import ConfigError
-from ragen.store.run_folder import write_whole
+from ragen.store.fsync import write_whole
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
