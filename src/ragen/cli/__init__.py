@@ -367,7 +367,7 @@ def _train(options: argparse.Namespace) -> int:
     try:
         return leave(STATUSES[run_config(resolved.config, options.stage).status])
     except OutOfMemory as error:
-        raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.words)}") from error
+        raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.overrides)}") from error
 
 
 def _wait_for_fine_tuning(config: "Config", stage: str | None) -> None:

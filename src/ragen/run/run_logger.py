@@ -93,7 +93,7 @@ class RunLogger(NullLogger):
         self.console.validation(step, metrics)
 
     def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None:
-        """Into the run folder, and where the config wants them besides, as one plain JSON line for each."""
+        """Into the run folder and, if the config names one, into a second directory as plain JSON lines."""
         self.folder.write_episodes(step, split, groups, render)
         trainer = self.config.trainer
         elsewhere = {"train": trainer.rollout_data_dir, "val": trainer.validation_data_dir}.get(split)

@@ -62,7 +62,7 @@ class Job(Protocol):
         """What a checkpoint holds."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of a checkpoint whose weights are loaded; empty if it holds none."""
+        """Adopt the state of a checkpoint whose weights are loaded; empty if it has none."""
 
 
 class Steps(Protocol):

@@ -132,7 +132,7 @@ def _store_data(data: Data, config: Config, decision: Decision) -> None:
 def describe(data: Data, folder: Path) -> str:
     sizes = [f"{_num_levels(rows)} with {len(rows)} answers to {name}" for name, rows in data.sets().items()]
     return (
-        f"data: {', '.join(sizes)}; the solver wins {percent(data.success)}; {data.num_left_out} skipped; "
+        f"data: {', '.join(sizes)}; the solver wins {percent(data.success)}; {data.num_skipped} skipped; "
         f"{percent(data.shared)} of the evaluation levels are among the training levels; {folder}"
     )
 

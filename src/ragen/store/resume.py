@@ -1,4 +1,4 @@
-"""Where a run writes and where it starts: at step 1, where an earlier run with the same config stopped, or beside it.
+"""Where a run writes and where it starts: at step 1, or where an earlier run with the same config stopped.
 
     decision = decide(config)                      # reads, changes nothing, needs no torch
     with claimed(config) as decision:              # the same, and this process owns the folder
@@ -221,7 +221,7 @@ def _rule_in(metrics: Metrics) -> str | None:
 
 
 def _stored_origin(stored: Mapping[str, Any]) -> Path | None:
-    """The checkpoint that a stored run was told to start from."""
+    """The checkpoint that a stored run was started from."""
     if stored.get("trainer.resume_mode") != "resume_path":
         return None
     return _resolved(Path(stored["trainer.resume_from_path"]))
