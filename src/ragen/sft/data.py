@@ -13,8 +13,8 @@ messages of its prompt.
 Sizes count levels of the split `sft`, from `sft.data_generation.seed` on, in order. Skipped are levels that cannot be
 won within the limits of an episode, levels that validation or a later evaluation starts from (`RESERVED` levels of
 `val` and of `test`), and, in the test rows, levels that training has seen. A bandit has only a handful of levels, so
-the last two rules do not hold there; where evaluations play nearly all levels of a small board, only those of this run are
-skipped. The result depends neither on the number of processes nor on their speed.
+the last two rules do not hold there; where evaluations play nearly all levels of a small board, only those of this run
+are skipped. The result depends neither on the number of processes nor on their speed.
 """
 
 import multiprocessing
