@@ -22,7 +22,7 @@ from ragen.config.unused_keys import NOT_IN_SFT
 from ragen.store.resume import Decision, decide, holds_finished, stored_steps
 from ragen.store.run_folder import RunFolder
 
-MERGED = "merged_model"
+MERGED = derive.MERGED
 POLL_SECONDS = 5.0
 ASIDE = (*NOT_IN_SFT, "sft.training.num_gpus", "sft.data_generation.num_processes")  # these decide how long it takes
 

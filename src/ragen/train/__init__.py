@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class _Train(ModuleType):
     def __call__(self, *words: Any, config_name: str | None = None, config_dir: str | None = None) -> "Run":
         """Train, and return how it ended. Bad words raise `ragen.typed.ConfigError` before anything is loaded."""
-        from ragen.config.compose import resolve
         from ragen.config.schema import Config
+        from ragen.run.prepare import prepare as resolve
 
         if len(words) == 1 and isinstance(words[0], Config):
             config = words[0]
