@@ -12,12 +12,12 @@ import filecmp
 import re
 from pathlib import Path
 
+from ragen.config.derive import MERGED
 from ragen.store import manifest
 from ragen.store.fsync import write_whole
 from ragen.store.run_folder import RunFolder
 
 KEPT = "training_run"
-MERGED = "merged_model"  # what fine-tuning writes in the end
 MODEL_FILES = ("config.json", "adapter_config.json")
 _OF_STEP = re.compile(r"global_step_\d+(_merged)?")
 
