@@ -220,7 +220,7 @@ def test_a_finished_run_is_left_alone(run, capsys):
     again = fine_tuned(output, "sft.training.epochs=1")
     assert again.folder == output.with_name("out-2") / "lora_weights"
     assert (output.with_name("out-2") / "merged_model/config.json").exists()
-    assert "it stays as it is" in capsys.readouterr().out
+    assert "it is left untouched" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -402,7 +402,7 @@ def test_a_folder_in_use_is_avoided_with_the_key_of_fine_tuning(tmp_path, capsys
     with RunFolder(tmp_path / "lora_weights").owned():
         assert main(["sft", *words]) == 2
     said = capsys.readouterr().err
-    assert f"{tmp_path}/lora_weights belongs to process" in said
+    assert f"{tmp_path}/lora_weights is in use by process" in said
     assert "choose another folder with sft.output_dir." in said and "default_local_dir" not in said
 
 

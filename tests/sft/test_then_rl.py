@@ -24,7 +24,7 @@ from ragen.errors import ConfigError
 from ragen.sft import output_dir as sft_place
 from ragen.sft import run as sft_run
 from ragen.sft import then_rl
-from ragen.sft.output_dir import ASIDE, choose_output, finished_output, planned_output, tuning_config
+from ragen.sft.output_dir import choose_output, finished_output, planned_output, tuning_config
 from ragen.store.resume import decide
 from ragen.store.run_folder import RunFolder
 from ragen.train import learner
@@ -179,7 +179,7 @@ def test_killed_in_rl_it_goes_on_there(done, copied, monkeypatch, capsys):
     monkeypatch.setattr(then_rl, "tune", None)
     run = run_config(config_of())
     assert run.folder == RL and comparable(RL) == comparable(done.folder / RL)
-    assert f"{RL} goes on after step 1" in capsys.readouterr().out
+    assert f"{RL} resumes after step 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -240,7 +240,7 @@ def test_fine_tuning_reads_nothing_that_makes_no_other(here):
         sft_run.fine_tune(config)
     assert {key for key in readers if key.startswith(NOT_IN_SFT)} <= harmless
     assert "sft.training.epochs" in readers
-    assert all(any(key.startswith(start) for key in all_keys()) for start in ASIDE), "every beginning begins a key"
+    assert all(any(key.startswith(start) for key in all_keys()) for start in NOT_IN_SFT), "every prefix has a key"
 
 
 def test_what_rl_is_told_about_resuming_is_not_told_to_fine_tuning(here):
