@@ -170,7 +170,7 @@ def test_other_rows_are_not_overwritten(tmp_path):
     write_data(replace(data, test=data.test[:-1]), tmp_path, replace=True)
     assert read_rows(tmp_path / "test.parquet") == data.test[:-1]
     (tmp_path / "train.parquet").write_bytes(b"not a table")
-    with pytest.raises(ConfigError, match="is no Parquet file"):
+    with pytest.raises(ConfigError, match="is not a Parquet file"):
         write_data(data, tmp_path)
 
 
@@ -281,7 +281,7 @@ def test_what_is_to_be_written_lies_in_no_file(tmp_path, key, below):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as error:
         config_of(f"{key}={tmp_path}/file{below}")
-    assert str(error.value).startswith(f"{key}={tmp_path}/file{below}: {tmp_path}/file is no folder, so ")
+    assert str(error.value).startswith(f"{key}={tmp_path}/file{below}: {tmp_path}/file is not a directory, so ")
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_a_merged_model_of_other_origin_is_left_alone(tmp_path):
     (tmp_path / "out/merged_model").mkdir(parents=True)
     decision = choose_output(config_of(f"sft.output_dir={tmp_path}/out"))
     assert decision.folder.path == tmp_path / "out-2/lora_weights"
-    assert "merged_model is there already" in decision.reason
+    assert "merged_model exists" in decision.reason
 
 
 def test_rows_of_an_attempt_that_never_began_are_replaced(tmp_path):
@@ -403,7 +403,7 @@ def test_a_folder_in_use_is_avoided_with_the_key_of_fine_tuning(tmp_path, capsys
         assert main(["sft", *words]) == 2
     said = capsys.readouterr().err
     assert f"{tmp_path}/lora_weights is in use by process" in said
-    assert "choose another folder with sft.output_dir." in said and "default_local_dir" not in said
+    assert "choose another directory with sft.output_dir" in said and "default_local_dir" not in said
 
 
 def test_a_key_is_read_or_says_that_it_is_not(tmp_path):
@@ -448,4 +448,4 @@ def test_memory_is_explained_by_the_keys_of_fine_tuning(monkeypatch):
         explained(replace(config), torch.device("cpu"), Path("nowhere")),
     ):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-    assert error.value.words == smaller(config)
+    assert error.value.overrides == smaller(config)
