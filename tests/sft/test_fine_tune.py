@@ -198,7 +198,7 @@ def test_the_folder_of_the_run_is_no_model_and_the_one_inside_is_named_once(run)
         with pytest.raises(ConfigError) as error:
             config_of(f"sft.training.base_model={folder}")
         assert str(error.value) == (
-            f"sft.training.base_model={folder}: this folder is no model, but holds one: name {folder / inside}"
+            f"sft.training.base_model={folder}: this directory is not a model, but holds one: name {folder / inside}"
         )
 
 
