@@ -1,4 +1,4 @@
-"""Numbers as people read them. None is a dash."""
+"""Numbers formatted for people. None is a dash."""
 
 import math
 
@@ -8,7 +8,7 @@ def percent(value: float | None) -> str:
 
 
 def short(value: float | None) -> str:
-    """0.1234, 12.34, 1234, 1e-06: four digits, and no exponent where none is needed."""
+    """0.1234, 12.34, 1234, 1e-06: four digits, with an exponent only where needed."""
     if value is None:
         return "–"
     if isinstance(value, int):  # and bool
@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def size_text(count: float) -> str:
-    """A number of bytes, as `1.2 GB`."""
+    """A number of bytes: `1.2 GB`."""
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
