@@ -53,7 +53,7 @@ class ChatTemplate:
         self.special_ids = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special_tokens = tuple(tokenizer.convert_ids_to_tokens(sorted(self.special_ids)))  # for `parse_reply`
         self._scaffold_cache: dict[tuple[str, ...], list[int]] = {}
-        self._encode = lru_cache(NUM_REMEMBERED)(self._encode_anew)
+        self._encode = lru_cache(NUM_REMEMBERED)(self._encode_uncached)
         self._cut_scaffold()
         problems = [*self._default_text(), *self._rewritten_replies(), *self._wrong_endings()]
         if problems:
@@ -77,7 +77,7 @@ class ChatTemplate:
 
     # --- tokens -------------------------------------------------------------------------------------------------
 
-    def _encode_anew(self, *pieces: str) -> tuple[int, ...]:
+    def _encode_uncached(self, *pieces: str) -> tuple[int, ...]:
         """Token ids of scaffold, content, scaffold, content, … scaffold.
 
         Joined and encoded as one text, as in the model's training. But a content that spells out a special token could
