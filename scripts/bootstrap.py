@@ -44,7 +44,11 @@ DEV_MODULES = ("pytest", "hypothesis", "ruff")
 
 SILENCE_S = 30  # a long download prints nothing; show that we are alive
 RETRY_S = 600  # an optional extra that failed to install is not tried again for ten minutes: a sweep has many runs
-NOISE = ("WARNING: Location", "Requirement already satisfied", "Looking in ", "Obtaining file://")
+NOISE = (
+    *("WARNING: Location", "Requirement already satisfied", "Looking in ", "Obtaining file://"),
+    *("Installing build", "Checking if build", "Getting requirements", "Preparing editable", "Building ", "Created "),
+    *("Stored in", "Successfully built", "Attempting uninstall", "Found existing", "Uninstalling", "Successfully un"),
+)
 LISTS = (("Installing collected packages: ", "Installing"), ("Successfully installed ", "Installed"))  # one long line
 
 
@@ -194,8 +198,10 @@ def check_can_make_venv():
             )
 
 
-def counted(text):
-    """A line of pip's that lists every package, with their number instead."""
+def shorter(text):
+    """A line of pip's: the number of packages instead of a long list, and a plain reason instead of a Python object."""
+    if text.startswith("WARNING: Retrying "):
+        return "The package index does not answer; pip tries again"
     for start, shown in LISTS:
         if text.startswith(start):
             return "{} {} packages".format(shown, len(text[len(start) :].split()))
@@ -229,7 +235,7 @@ def run_visibly(command, lock):
             for line in lines:
                 text = line.decode("utf-8", "replace").rstrip()
                 if text and not text.strip().startswith(NOISE):
-                    say("  " + counted(text))
+                    say("  " + shorter(text))
             if not chunk:
                 break
         status = process.wait()
@@ -253,11 +259,21 @@ def make_venv(python, lock):
     run_visibly([python, "-I", "-m", "venv", VENV], lock)
 
 
-def pip_install(scopes, lock, options=()):
-    options = ["--disable-pip-version-check", "--no-input", "--progress-bar=off", *options]
-    extras = ",".join(scope for scope in scopes if scope != "base")
-    what = ["-c", "constraints.txt", "-e", ".[{}]".format(extras) if extras else "."]
+def pip_install(what, lock):
+    options = ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "-c", "constraints.txt"]
     run_visibly([VENV_PYTHON, "-I", "-u", "-m", "pip", "install", *options, *what], lock)
+
+
+def ragen_with(scopes):
+    extras = ",".join(scope for scope in scopes if scope != "base")
+    return ["-e", ".[{}]".format(extras) if extras else "."]
+
+
+def packages_of(extra):
+    """Just the packages: unlike ragen with the extra, they need no build of ragen."""
+    import tomllib  # not in Python 3.6
+
+    return tomllib.loads(read(os.path.join(ROOT, "pyproject.toml")).decode())["project"]["optional-dependencies"][extra]
 
 
 def is_ours():
@@ -283,6 +299,7 @@ def empty_our_folder():
 
 
 def set_up(scope, lock, pip_options=()):
+    """Make or update .venv so that it has `scope`, and what it had before."""
     started = time.time()
     usable = in_place()
     # Adding to a valid base does not touch its packages (the constraints are the same): a training run in another
@@ -305,11 +322,12 @@ def set_up(scope, lock, pip_options=()):
         say("Step 1, the environment: Python {}.{}.{} ...".format(*sys.version_info[:3]))
         make_venv(python, lock)
         say("Step 2, the packages, by pip ({:.0f} s so far) ...".format(time.time() - started))
-    pip_install(scopes, lock, pip_options)
+    what = packages_of(scope) if adding and scope in EXTRAS else ragen_with(scopes)
+    pip_install([*pip_options, *what], lock)
     for one in scopes:
         write_stamp(one)
-    what = "'{}' is".format(scope) if adding else "ragen is"
-    say("{} set up in .venv ({:.0f} s).".format(what, time.time() - started))
+    done = "'{}' is".format(scope) if adding else "ragen is"
+    say("{} set up in .venv ({:.0f} s).".format(done, time.time() - started))
 
 
 def own_python(scope):
@@ -335,24 +353,24 @@ def own_python(scope):
 
 
 def add(extra, optional):
-    """Add an extra to our .venv, in which the command that needs it is running: nothing else may change there.
+    """Add an extra to our .venv, where the command that needs it is running. Returns whether it is there.
 
-    `optional`: a failure is remembered for a while.
+    That command reports a failure. If the extra is `optional`, the next one does not try again for a while.
     """
     failed = STAMPS[extra] + ".failed"
     with locked() as lock:
         if ready(extra):
-            return
+            return True
         if not (is_ours() and in_place()):
             raise SetupError(".venv is incomplete. `./ragen doctor` repairs it.")
         if optional and os.path.exists(failed) and time.time() - os.path.getmtime(failed) < RETRY_S:
-            raise SetupError("'{}' could not be installed a moment ago.".format(extra))
+            return False
         try:
             set_up(extra, lock, ["--retries=1"] if optional else [])
         except SetupError:
             with open(failed, "w"):
-                pass
-            raise
+                return False
+        return True
 
 
 def find_python(scope):
@@ -373,9 +391,8 @@ def main(arguments):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that pip ends too
     try:
         if arguments in additions:
-            add(arguments[1], optional="--optional" in arguments)
-        else:
-            print(find_python(arguments[0]))
+            return 0 if add(arguments[1], optional="--optional" in arguments) else 2
+        print(find_python(arguments[0]))
     except SetupError as error:
         say("ragen: {}".format(error))
         return 2

@@ -36,8 +36,12 @@ def require(extra: str) -> None:
     """Make sure that the packages of an extra can be imported."""
     if _is_complete(extra) or _install(extra):
         return
-    what = "could not be installed" if _in_own_environment() else "not installed in this environment"
-    raise ConfigError(f"{', '.join(_missing(extra) or [extra])}: {what}. Install with: {pip_command(extra)}")
+    names = ", ".join(_missing(extra) or [extra])
+    if _in_own_environment():
+        raise ConfigError(
+            f"pip could not install {names}. Is the package index reachable? By hand: {pip_command(extra)}"
+        )
+    raise ConfigError(f"{names} not installed in this environment. Install with: {pip_command(extra)}")
 
 
 def install_loggers(loggers: Iterable[str]) -> None:
