@@ -353,9 +353,7 @@ def _train(options: argparse.Namespace) -> int:
         return 0
     if "RANK" not in os.environ:  # a worker's launcher has said it already
         _say_what_is_meant(resolved)
-        install_loggers(resolved.config.trainer.logger)
-        if resolved.config.rl_or_sft != "rl":
-            require("sft")
+        _install_extras(resolved.config)
 
     from ragen.distributed.launcher import launch, leave, must_launch
 
@@ -374,6 +372,14 @@ def _train(options: argparse.Namespace) -> int:
         return leave(STATUSES[run_config(resolved.config, options.stage).status])
     except OutOfMemory as error:
         raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.overrides)}") from error
+
+
+def _install_extras(config: "Config") -> None:
+    if config.rl_or_sft != "rl":
+        require("sft")
+        install_loggers(config.sft.training.logger)
+    if config.rl_or_sft != "sft":
+        install_loggers(config.trainer.logger)
 
 
 def _wait_for_fine_tuning(config: "Config", stage: str | None) -> None:
