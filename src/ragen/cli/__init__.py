@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ragen import __version__
 from ragen.errors import ConfigError, RunFailed, did_you_mean
+from ragen.extras import install_loggers, require
 from ragen.invocation_dir import caller_folder, from_caller, model_from
 
 if TYPE_CHECKING:
@@ -352,6 +353,7 @@ def _train(options: argparse.Namespace) -> int:
         return 0
     if "RANK" not in os.environ:  # a worker's launcher has said it already
         _say_what_is_meant(resolved)
+        _install_extras(resolved.config)
 
     from ragen.distributed.launcher import launch, leave, must_launch
 
@@ -370,6 +372,14 @@ def _train(options: argparse.Namespace) -> int:
         return leave(STATUSES[run_config(resolved.config, options.stage).status])
     except OutOfMemory as error:
         raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.overrides)}") from error
+
+
+def _install_extras(config: "Config") -> None:
+    if config.rl_or_sft != "rl":
+        require("sft")
+        install_loggers(config.sft.training.logger)
+    if config.rl_or_sft != "sft":
+        install_loggers(config.trainer.logger)
 
 
 def _wait_for_fine_tuning(config: "Config", stage: str | None) -> None:
@@ -414,6 +424,8 @@ def _eval(arguments: Sequence[str]) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from ragen.serve import serve
 
+    if not options.dry_run:
+        require("api")
     model = model_from(options.model, caller_folder())
     return serve(model, options.host, options.port, options.max_model_len, options.name, options.dry_run)
 
@@ -487,6 +499,7 @@ def _plot(options: argparse.Namespace) -> int:
         return 0
     from ragen.report.gradient_plots import note_without_table, plot
 
+    require("plots")
     output = Path(from_caller(options.output_dir, caller)) if options.output_dir else None
     for note in filter(None, map(note_without_table, sources)):
         print(f"note: {note}", file=sys.stderr)

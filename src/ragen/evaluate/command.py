@@ -19,6 +19,7 @@ from typing import Any
 from ragen.errors import ConfigError, RunFailed
 from ragen.evaluate import models as named
 from ragen.evaluate.setting import Setting, Wanted, quoted, settings
+from ragen.extras import require
 from ragen.invocation_dir import from_caller
 
 FRESH = "--fresh"
@@ -96,6 +97,8 @@ def command(arguments: Sequence[str], caller: str = "") -> int:
     if options.dry_run:
         print("\n".join(describe(wanted, found, options)))
         return 0
+    if options.api_base is not None:
+        require("api")
     return _run(wanted, found, options, how_to_resume(arguments))
 
 
