@@ -21,9 +21,8 @@ from urllib.parse import urlsplit
 
 from ragen.config.pocket_defaults import NAMES as EMBEDDED
 from ragen.errors import ConfigError
-from ragen.sft.output_dir import MERGED
 from ragen.store import manifest
-from ragen.store.lineage import holds_model, is_tuning, newest_checkpoint, run_of
+from ragen.store.lineage import MERGED, holds_model, is_tuning, newest_checkpoint, run_of
 from ragen.store.locate import CHECKPOINT, find_folder, is_path, started_in
 from ragen.store.run_folder import RunFolder
 
