@@ -64,9 +64,9 @@ def test_a_second_process_is_refused_and_a_killed_one_is_not_waited_for(tmp_path
     command = [sys.executable, "-c", code, str(tmp_path), json.dumps(SETTING)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "open\n"
-        with pytest.raises(ConfigError, match=rf"process {process.pid} .* is running the same evaluation"):
-            with Journal(tmp_path, SETTING).opened():
-                pass
+        refused = pytest.raises(ConfigError, match=rf"process {process.pid} .* is running the same evaluation")
+        with refused, Journal(tmp_path, SETTING).opened():
+            pass
         process.kill()
         process.wait()
     with Journal(tmp_path, SETTING).opened() as journal:

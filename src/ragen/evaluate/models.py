@@ -38,10 +38,6 @@ class LocalModel:
     run_folder: Path | None = None  # of the training run that a checkpoint belongs to
     compared_with: str | None = None  # the name of another model, if that is not the first one
 
-    @property
-    def is_embedded(self) -> bool:
-        return self.name in EMBEDDED
-
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the model: its name; for a directory, the sizes and times of its files and of those of an
         adapter's base."""
@@ -78,10 +74,6 @@ class ServerModel:
     @property
     def key(self) -> str:
         return environ.get(self.key_variable, "").strip()
-
-    @property
-    def is_embedded(self) -> bool:
-        return self.name in EMBEDDED
 
     @property
     def label(self) -> str:

@@ -270,7 +270,7 @@ def tag_of(name: str, model: Model) -> str:
     tags = catalogue()
     if name in ENVIRONMENTS:
         tag = ENVIRONMENTS[name]
-        return pocket_defaults.TAGS.get(tag, tag) if model.is_embedded else tag
+        return pocket_defaults.TAGS.get(tag, tag) if model.name in pocket_defaults.NAMES else tag
     if name not in tags:
         raise ConfigError(f"--env {name!r}: no such environment{nearest_of(name, [*ENVIRONMENTS, *tags])}")
     return name
