@@ -44,7 +44,7 @@ class LocalModel:
         folder = Path(self.name).expanduser()
         files = sorted({path for pattern in READ for path in folder.glob(pattern)}) if folder.is_dir() else []
         stats = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
-        found = {"model": str(folder.resolve()) if files else self.name, "files": stats}
+        found: dict[str, Any] = {"model": str(folder.resolve()) if files else self.name, "files": stats}
         if (folder / "adapter_config.json").exists():
             from ragen.model.load import find_model
 

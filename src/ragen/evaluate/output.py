@@ -42,7 +42,6 @@ KEYS = ("messages", "rewards", "success", "metadata", "turns")
 METADATA = ("tag", "split", "seed", "group", "member", "num_actions", "success", "ended_by")  # others are renamed
 BATCH_KEYS = {"input_ids": "ids", "loss_mask": "sampled", "log_probs": "log_probs"}  # published name -> ours
 ENDINGS = (".jsonl", ".md", ".html")  # the files of an evaluation
-NUMBERS = {"separator": "_", "before_suffix": True}  # x.jsonl, x_2.jsonl, …
 
 
 # --- an episode as a line -----------------------------------------------------------------------------------------
@@ -215,7 +214,8 @@ def claimed(path: Path, evaluation: str, replaces: bool = False) -> Path:
     `replaces` takes the path from any other evaluation.
     """
     with _naming(path.parent):
-        chosen = path if replaces else next(one for one in numbered(path, **NUMBERS) if _is_free(one, evaluation))
+        names = numbered(path, separator="_", before_suffix=True)
+        chosen = next(name for name in names if replaces or _is_free(name, evaluation))
         write_whole(_owner(chosen), evaluation.encode())
     return chosen
 
@@ -223,7 +223,7 @@ def claimed(path: Path, evaluation: str, replaces: bool = False) -> Path:
 def created(path: Path) -> Path:
     """The path, with a number if it exists. The file is created empty, so that no other process takes the name."""
     with _naming(path.parent):
-        chosen = next_free(path, **NUMBERS)
+        chosen = next_free(path, separator="_", before_suffix=True)
         chosen.touch()
     return chosen
 

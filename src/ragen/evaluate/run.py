@@ -136,7 +136,7 @@ def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | Non
         for model in plan.wanted.models:
             _play_model(model, [game for game in games if game.model is model], plan, budget, note)
     labels = {model.name: model.label for model in plan.wanted.models if isinstance(model, LocalModel)}
-    rows = [row for game in games for row in game.rows(labels.get(game.model.compared_with, ""))]
+    rows = [row for game in games for row in game.rows(labels.get(game.model.compared_with or "", ""))]
     path = files.created(path) if output.append_timestamp else path
     json_lines.write(path, _lines(games, output))
     report = write_report(path, rows, [game.examples() for game in games], plan.settings) if plan.page else None
