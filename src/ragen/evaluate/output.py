@@ -114,7 +114,9 @@ def kept(record: Mapping[str, Any], output: Output, has_ids: bool) -> dict[str, 
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of an evaluation; a damaged file is refused."""
+    """The lines of an evaluation; a missing or damaged file is refused."""
+    if not Path(path).is_file():
+        raise ConfigError(f"{path}: file not found")
     records, skipped = json_lines.read(Path(path))
     if skipped:
         raise ConfigError(f"{path}: {skipped[0]}")
