@@ -64,7 +64,7 @@ def test_a_missing_or_damaged_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="file not found"):
         read_lines(tmp_path / "lines.jsonl")
     (tmp_path / "lines.jsonl").write_text('{"custom_id": "traj_0"}\n{"custom_id"')
-    with pytest.raises(ConfigError, match="last line of lines.jsonl is torn"):
+    with pytest.raises(ConfigError, match=r"last line of lines\.jsonl is torn"):
         read_lines(tmp_path / "lines.jsonl")
 
 
