@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from ragen.checkpoint.parts import Parts, part_of
+from ragen.checkpoint.save import CheckpointStore
 from ragen.config.compose import resolve
 from ragen.errors import ConfigError
 from ragen.evaluate import run as running
@@ -13,7 +15,6 @@ from ragen.evaluate.run import EvaluationPlan, ModelResult, evaluate
 from ragen.evaluate.setting import Wanted, settings
 from ragen.evaluate.table import cells, headings, reference_of
 from ragen.model.load import find_model, load_model
-from ragen.store.checkpoint import CheckpointStore, Parts, part_of
 from ragen.store.run_folder import RunFolder
 
 WORDS = ["agent_proxy.max_turn=2", "es_manager.val.env_groups=3"]

@@ -14,6 +14,8 @@ import pytest
 import torch
 from scripted import reply, scripted_server
 
+from ragen.checkpoint.parts import Parts, part_of
+from ragen.checkpoint.save import CheckpointStore
 from ragen.cli import main
 from ragen.config.compose import resolve
 from ragen.engine.native.engine import EngineRun, NativeEngine
@@ -27,7 +29,6 @@ from ragen.evaluate.table import cells, headings, markdown_table, reference_of
 from ragen.model.load import find_model, load_model
 from ragen.model.lora import add_adapters
 from ragen.serve.web import Server
-from ragen.store.checkpoint import CheckpointStore, Parts, part_of
 from ragen.store.run_folder import RunFolder
 from ragen.train.validation import Validator, requests
 

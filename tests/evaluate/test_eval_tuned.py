@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
+from ragen.api import run_config
 from ragen.config.compose import resolve
 from ragen.evaluate.models import LocalModel, local_model, newest_checkpoint, with_bases
 from ragen.evaluate.run import EvaluationPlan, evaluate
 from ragen.evaluate.setting import Wanted, settings
-from ragen.train import train_any
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def tuned(tmp_path_factory):
         "training.val_data_num=8", "agent_proxy.prompt_style=terse", "env.env_kwargs.cell_format=plain",
         "actor_rollout_ref.rollout.response_length=40",
     ]  # fmt: skip
-    train_any(resolve(["sokoban", *words], environ={}).config)
+    run_config(resolve(["sokoban", *words], environ={}).config)
     found = re.search(r"val-env/(\w+)/success:([\d.]+)", (output / "merged_model/validate.log").read_text())
     return output, found[1], float(found[2])
 

@@ -25,7 +25,8 @@ from ragen.report.charts import Axis, Bar, BarGroup, bar_chart, escape
 from ragen.report.html import WIDE, page
 from ragen.report.replay import Exhibit, draw, symbol_key
 from ragen.statistics import Difference
-from ragen.store.run_folder import episode_record, write_whole
+from ragen.store.episodes import episode_record
+from ragen.store.fsync import write_whole
 from ragen.types import Episode
 
 DASH = "–"
