@@ -1,0 +1,32 @@
+"""`ragen completion`: the completion script for a shell.
+
+run(["bash"])
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from ragen.cli import top_parser
+from ragen.cli.parser import CommandParser
+from ragen.errors import ConfigError
+
+EXAMPLES = """examples:
+  eval "$(ragen completion bash)"
+  ragen completion zsh > ~/.zsh/completions/_ragen
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    made = CommandParser("completion", "Print the script that completes ragen commands in a shell.", EXAMPLES)
+    made.add_argument("shell", choices=["bash", "zsh", "tcsh"], help="your shell")
+    return made
+
+
+def run(arguments: Sequence[str]) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        import shtab
+    except ImportError:
+        raise ConfigError("completion needs the package shtab: pip install shtab") from None
+    print(shtab.complete(top_parser(with_options=True), options.shell))
+    return 0
