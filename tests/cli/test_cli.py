@@ -21,7 +21,8 @@ def ragen(*words: str, stdin: str = "", **environment: str) -> subprocess.Comple
     """Run `ragen …` and report, on the last line of stderr, which heavy modules it loaded."""
     code = (
         "import atexit, sys; from ragen.cli import main\n"
-        f"atexit.register(lambda: print('loaded', [name for name in {HEAVY} if name in sys.modules], file=sys.stderr))\n"
+        f"loaded = lambda: [name for name in {HEAVY} if name in sys.modules]\n"
+        "atexit.register(lambda: print('loaded', loaded(), file=sys.stderr))\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
