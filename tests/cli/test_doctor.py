@@ -13,21 +13,19 @@ from hypothesis import strategies as st
 
 from ragen.cli import doctor, estimates
 from ragen.cli.doctor import (
-    EXPERIMENTS,
     GIB,
     HUB,
-    Experiment,
     Gpu,
     Machine,
     Packages,
     check_packages,
-    config_of,
     feasibility,
     lines,
     pins,
     requirements,
 )
 from ragen.cli.estimates import (
+    EXPERIMENTS,
     POCKET,
     QWEN_05B,
     QWEN_3B,
@@ -35,7 +33,9 @@ from ragen.cli.estimates import (
     QWEN_7B,
     QWEN_15B,
     SMOLLM2,
+    Experiment,
     ModelShape,
+    config_of,
     kv_cache,
     memory,
     seconds_per_step,
@@ -49,7 +49,7 @@ LAPTOP = Machine(
     disk_free=70 * GIB, hub=HUB, wandb="0.31.0, no key: runs are logged offline",
 )  # fmt: skip
 H200 = replace(LAPTOP, gpus=(Gpu("NVIDIA H200", 139 * GIB),), hub_answers=True, num_cores=16)
-DENSE = Experiment("top-p", QWEN_3B_BASE, (*doctor.V2, *doctor.KL), "_2_sokoban")
+DENSE = Experiment("top-p", QWEN_3B_BASE, (*estimates.V2, *estimates.KL), "_2_sokoban")
 
 
 # --- arithmetic ---------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_adapters_need_less(words, num_models, ranks):
 
 
 def test_fine_tuning_trains_adapters_only():
-    found = memory(QWEN_05B, config_of(Experiment("", QWEN_05B, doctor.SFT), QWEN_05B), on_gpu=True)
+    found = memory(QWEN_05B, config_of(Experiment("", QWEN_05B, estimates.SFT), QWEN_05B), on_gpu=True)
     adapters = QWEN_05B.num_adapter_parameters(64)
     assert found["weights"] == 2 * 494_032_768 and found["Adam"] == 8 * adapters
     assert found["master weights"] == 4 * adapters
@@ -202,7 +202,7 @@ def test_one_large_gpu_runs_all_that_takes_one():
     ],
 )
 def test_what_can_run(model, changes, here, why, instead):
-    words = ("sokoban",) if model is POCKET else ("sokoban", *doctor.V1)
+    words = ("sokoban",) if model is POCKET else ("sokoban", *estimates.V1)
     result = feasibility(Experiment("", model, words), replace(LAPTOP, **changes))
     assert (result.here, result.instead) == (here, instead)
     assert why in result.why

@@ -1,6 +1,8 @@
-"""`ragen completion`: the completion script for a shell.
+"""Print the script that completes ragen commands in a shell.
 
-run(["bash"])
+examples:
+  eval "$(ragen completion bash)"
+  ragen completion zsh > ~/.zsh/completions/_ragen
 """
 
 import argparse
@@ -10,14 +12,9 @@ from ragen.cli import top_parser
 from ragen.cli.parser import CommandParser
 from ragen.errors import ConfigError
 
-EXAMPLES = """examples:
-  eval "$(ragen completion bash)"
-  ragen completion zsh > ~/.zsh/completions/_ragen
-"""
-
 
 def parser() -> argparse.ArgumentParser:
-    made = CommandParser("completion", "Print the script that completes ragen commands in a shell.", EXAMPLES)
+    made = CommandParser("completion", __doc__)
     made.add_argument("shell", choices=["bash", "zsh", "tcsh"], help="your shell")
     return made
 

@@ -1,11 +1,13 @@
-"""`ragen doctor`: what this machine has, and which documented experiments can run on it, with which model.
+"""Show what this machine has, and which documented experiments can run on it with which model. Exit status 1 if not
+even the embedded model can be trained.
 
-    machine = look_around()
-    feasibility(EXPERIMENTS[0], machine)        # Feasibility("yes", need=…, why="about 4 s a step", instead="")
-
-It must work where packages are missing, with the standard library alone: packages are looked up, not imported, except
-torch, which alone knows whether it can use the GPU.
+examples:
+  ragen doctor
+  ragen doctor --json
 """
+
+# It must work with the standard library alone: packages are looked up, not imported, except torch, which alone knows
+# whether it can use the GPU.
 
 import argparse
 import importlib.metadata
@@ -20,33 +22,15 @@ import textwrap
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ragen import __version__
-from ragen.cli.estimates import (
-    POCKET,
-    QWEN_05B,
-    QWEN_3B,
-    QWEN_3B_BASE,
-    QWEN_7B,
-    QWEN_15B,
-    SMOLLM2,
-    ModelShape,
-    memory,
-    seconds_per_step,
-)
+from ragen.cli import estimates
+from ragen.cli.estimates import POCKET, SMOLLM2, Experiment, ModelShape
 from ragen.cli.parser import CommandParser
 from ragen.machine import cached_models, cores, ram_bytes
 
-if TYPE_CHECKING:
-    from ragen.config.schema import Config
-
-ABOUT = (
-    "Show what this machine has, and which documented experiments can run on it with which model. "
-    "Exit status 1 if not even the embedded model can be trained."
-)
 ROOT = Path(__file__).parents[3]  # of the checkout; an installed package has no constraints
 NOT_FOR_TRAINING = ("gymnasium", "ray", "wandb", "tensorboard")
 INSTALL = "pip install -c constraints.txt -e ."
@@ -56,14 +40,14 @@ SLOW_SECONDS = 120  # a step that takes longer is slow
 
 
 def parser() -> argparse.ArgumentParser:
-    made = CommandParser("doctor", ABOUT, "examples:\n  ragen doctor\n  ragen doctor --json")
+    made = CommandParser("doctor", __doc__)
     made.add_argument("--json", action="store_true", help="print JSON")
     return made
 
 
 def run(arguments: Sequence[str]) -> int:
     options, machine = parser().parse_args(arguments), look_around()
-    found = [(item, feasibility(item, machine)) for item in EXPERIMENTS] if machine.packages.can_train else []
+    found = [(item, feasibility(item, machine)) for item in estimates.EXPERIMENTS] if machine.packages.can_train else []
     if options.json:
         listed = [{"experiment": item.title, "model": item.model.name, **asdict(result)} for item, result in found]
         print(json.dumps({"machine": asdict(machine), "experiments": listed}, indent=1))
@@ -71,59 +55,6 @@ def run(arguments: Sequence[str]) -> int:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else 120
         print("\n".join(lines(machine, found, width)))
     return 0 if any(item.model is POCKET and result.here != "no" for item, result in found) else 1
-
-
-# --- experiments --------------------------------------------------------------------------------------------------
-
-
-class Experiment(NamedTuple):
-    """A documented command: its environment or recipe, and its overrides except the model."""
-
-    title: str
-    model: ModelShape
-    overrides: tuple[str, ...]
-    recipe: str | None = None
-
-
-GAMES = "all three games"
-V1 = (
-    "training.micro_batch_size=4", "training.train_batch_size=4", "training.ppo_batch_size=32",
-    "training.max_turns=5", "training.n_rollout=8", "optimization.kl_coef=0.001", "optimization.adv_estimator=brpo",
-)  # fmt: skip
-V2 = (
-    "algorithm.adv_estimator=gae", "ppo_mini_batch_size=32", "micro_batch_size_per_gpu=4", "trainer.save_freq=-1",
-)  # fmt: skip
-KL = ("actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.001")
-SFT = ("sokoban", "rl_or_sft=sft", "sft.training.micro_batch_size=4", "training.n_rollout=1")
-EXPERIMENTS = (
-    Experiment(GAMES, POCKET, ("sokoban",)),
-    Experiment(GAMES, SMOLLM2, ("sokoban", *V1)),
-    Experiment(GAMES, QWEN_05B, ("sokoban", *V1)),
-    Experiment("sokoban", QWEN_15B, ("sokoban", *V1)),
-    Experiment(GAMES, QWEN_3B, ("sokoban", *V1)),
-    Experiment("sokoban, 2 GPUs", QWEN_7B, ("sokoban", "system.n_gpus=2", *V1)),
-    Experiment("SFT baselines", QWEN_05B, SFT),
-    Experiment("SFT baselines", QWEN_3B, SFT),
-    Experiment("hyperparameter search", QWEN_3B, ("two_armed_bandit", *V1)),
-    Experiment("top-p and KL sweeps", QWEN_3B_BASE, (*V2, *KL), "_2_sokoban"),
-    Experiment("entropy sweep", QWEN_3B_BASE, V2, "_2_sokoban"),
-    Experiment("KL/entropy smoke grid", QWEN_3B, (*V2, *KL), "_2_sokoban"),
-    Experiment("gradient analysis", QWEN_3B_BASE, (*V2, "trainer.gradient_analysis_mode=True"), "_2_sokoban"),
-)
-SUBSTITUTES = (QWEN_15B, QWEN_05B, SMOLLM2, POCKET)  # large ones first
-
-
-def config_of(experiment: Experiment, model: ModelShape) -> "Config":
-    """The resolved config of the command with this model. Only the embedded model changes other settings."""
-    return _resolved(experiment.overrides, experiment.recipe, model.name if model is POCKET else QWEN_3B.name)
-
-
-@cache
-def _resolved(overrides: tuple[str, ...], recipe: str | None, model: str) -> "Config":
-    from ragen.config.compose import resolve
-
-    key = "sft.training.base_model" if "rl_or_sft=sft" in overrides else "model_path" if recipe else "model.base_model"
-    return resolve([*overrides, f"{key}={model}"], recipe, environ={}).config
 
 
 # --- the machine --------------------------------------------------------------------------------------------------
@@ -287,7 +218,7 @@ def feasibility(experiment: Experiment, machine: Machine) -> Feasibility:
     found = _with_model(experiment.model, experiment, machine)
     if found.here == "yes":
         return found
-    for model in SUBSTITUTES:
+    for model in estimates.SUBSTITUTES:
         smaller = model.num_parameters < experiment.model.num_parameters
         if smaller and _with_model(model, experiment, machine).here == "yes":
             return replace(found, instead=model.short_name)
@@ -295,14 +226,14 @@ def feasibility(experiment: Experiment, machine: Machine) -> Feasibility:
 
 
 def _with_model(model: ModelShape, experiment: Experiment, machine: Machine) -> Feasibility:
-    config, on_gpu = config_of(experiment, model), bool(machine.gpus)
-    need = sum(memory(model, config, on_gpu).values())
+    config, on_gpu = estimates.config_of(experiment, model), bool(machine.gpus)
+    need = sum(estimates.memory(model, config, on_gpu).values())
     problem = _problem(model, need, config.trainer.n_gpus_per_node, machine)
     if problem:
         return Feasibility("no", need, problem)
     if on_gpu:
         return Feasibility("yes", need, "")
-    seconds = seconds_per_step(model, config, machine.num_cores)
+    seconds = estimates.seconds_per_step(model, config, machine.num_cores)
     return Feasibility("slow" if seconds > SLOW_SECONDS else "yes", need, f"about {_roughly(seconds)} a step")
 
 

@@ -1,6 +1,8 @@
-"""`ragen envs`: every tag, with its limits and the success of random and optimal play.
+"""List every tag: how many turns and actions an agent has, and how often random and optimal play succeed.
 
-run(["--levels", "64"])
+examples:
+  ragen envs
+  ragen envs --levels 512
 """
 
 import argparse
@@ -17,11 +19,9 @@ from ragen.env.solve import baselines
 from ragen.errors import ConfigError
 from ragen.terminal import Screen, table
 
-ABOUT = "List every tag: how many turns and actions an agent has, and how often random and optimal play succeed."
-
 
 def parser() -> argparse.ArgumentParser:
-    made = CommandParser("envs", ABOUT, "examples:\n  ragen envs\n  ragen envs --levels 512")
+    made = CommandParser("envs", __doc__)
     made.add_argument("--levels", type=int, default=64, metavar="N", help="validation levels to average (default 64)")
     return made
 

@@ -1,5 +1,6 @@
-"""The memory and time of a run, estimated from the shape of its model, for `ragen doctor`.
+"""The documented experiments, and the memory and time that each needs, estimated from the shape of its model.
 
+    config = config_of(EXPERIMENTS[0], POCKET)
     memory(POCKET, config, on_gpu=False)         # {"weights": …, "master weights": …, "Adam": …, "work": …}
     seconds_per_step(POCKET, config, num_cores=2)
 
@@ -9,6 +10,7 @@ same again, a reference model only its weights. The larger of two comes on top: 
 and activations of a micro-batch. Episodes are assumed to have the maximum length.
 """
 
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -67,6 +69,56 @@ QWEN_15B = ModelShape("Qwen/Qwen2.5-1.5B-Instruct", 28, 1536, 8960, 12, 2, 128, 
 QWEN_3B = ModelShape("Qwen/Qwen2.5-3B-Instruct", 36, 2048, 11008, 16, 2, 128, 151936)
 QWEN_7B = ModelShape("Qwen/Qwen2.5-7B-Instruct", 28, 3584, 18944, 28, 4, 128, 152064, tied=False)
 QWEN_3B_BASE = QWEN_3B._replace(name="Qwen/Qwen2.5-3B")
+
+
+class Experiment(NamedTuple):
+    """A documented command: its environment or recipe, and its overrides except the model."""
+
+    title: str
+    model: ModelShape
+    overrides: tuple[str, ...]
+    recipe: str | None = None
+
+
+GAMES = "all three games"
+V1 = (
+    "training.micro_batch_size=4", "training.train_batch_size=4", "training.ppo_batch_size=32",
+    "training.max_turns=5", "training.n_rollout=8", "optimization.kl_coef=0.001", "optimization.adv_estimator=brpo",
+)  # fmt: skip
+V2 = (
+    "algorithm.adv_estimator=gae", "ppo_mini_batch_size=32", "micro_batch_size_per_gpu=4", "trainer.save_freq=-1",
+)  # fmt: skip
+KL = ("actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.001")
+SFT = ("sokoban", "rl_or_sft=sft", "sft.training.micro_batch_size=4", "training.n_rollout=1")
+EXPERIMENTS = (
+    Experiment(GAMES, POCKET, ("sokoban",)),
+    Experiment(GAMES, SMOLLM2, ("sokoban", *V1)),
+    Experiment(GAMES, QWEN_05B, ("sokoban", *V1)),
+    Experiment("sokoban", QWEN_15B, ("sokoban", *V1)),
+    Experiment(GAMES, QWEN_3B, ("sokoban", *V1)),
+    Experiment("sokoban, 2 GPUs", QWEN_7B, ("sokoban", "system.n_gpus=2", *V1)),
+    Experiment("SFT baselines", QWEN_05B, SFT),
+    Experiment("SFT baselines", QWEN_3B, SFT),
+    Experiment("hyperparameter search", QWEN_3B, ("two_armed_bandit", *V1)),
+    Experiment("top-p and KL sweeps", QWEN_3B_BASE, (*V2, *KL), "_2_sokoban"),
+    Experiment("entropy sweep", QWEN_3B_BASE, V2, "_2_sokoban"),
+    Experiment("KL/entropy smoke grid", QWEN_3B, (*V2, *KL), "_2_sokoban"),
+    Experiment("gradient analysis", QWEN_3B_BASE, (*V2, "trainer.gradient_analysis_mode=True"), "_2_sokoban"),
+)
+SUBSTITUTES = (QWEN_15B, QWEN_05B, SMOLLM2, POCKET)  # large ones first
+
+
+def config_of(experiment: Experiment, model: ModelShape) -> "Config":
+    """The resolved config of the command with this model. Only the embedded model changes other settings."""
+    return _resolved(experiment.overrides, experiment.recipe, model.name if model is POCKET else QWEN_3B.name)
+
+
+@cache
+def _resolved(overrides: tuple[str, ...], recipe: str | None, model: str) -> "Config":
+    from ragen.config.compose import resolve
+
+    key = "sft.training.base_model" if "rl_or_sft=sft" in overrides else "model_path" if recipe else "model.base_model"
+    return resolve([*overrides, f"{key}={model}"], recipe, environ={}).config
 
 
 def memory(model: ModelShape, config: "Config", on_gpu: bool) -> dict[str, int]:

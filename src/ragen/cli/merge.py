@@ -1,6 +1,10 @@
-"""`ragen merge`: write a LoRA checkpoint as an ordinary model directory.
+"""Write the model of a checkpoint with an adapter (lora.rank above 0) as an ordinary Hugging Face directory. Nothing is
+overwritten, and the checkpoint stays as it is.
 
-run(["checkpoints/RAGEN/pocket-sokoban/global_step_200", "--dry-run"])
+examples:
+  ragen merge checkpoints/RAGEN/pocket-sokoban/global_step_200 --dry-run
+  ragen merge checkpoints/RAGEN/pocket-sokoban/global_step_200 \\
+      --output models/sokoban-agent
 """
 
 import argparse
@@ -10,19 +14,9 @@ from pathlib import Path
 from ragen.cli.parser import CommandParser
 from ragen.invocation_dir import caller_folder, from_caller, model_from
 
-ABOUT = (
-    "Write the model of a checkpoint with an adapter (lora.rank above 0) as an ordinary Hugging Face directory. "
-    "Nothing is overwritten, and the checkpoint stays as it is."
-)
-EXAMPLES = """examples:
-  ragen merge checkpoints/RAGEN/pocket-sokoban/global_step_200 --dry-run
-  ragen merge checkpoints/RAGEN/pocket-sokoban/global_step_200 \\
-      --output models/sokoban-agent
-"""
-
 
 def parser() -> argparse.ArgumentParser:
-    made = CommandParser("merge", ABOUT, EXAMPLES)
+    made = CommandParser("merge", __doc__)
     made.add_argument("checkpoint", metavar="CHECKPOINT", help="global_step_<N> of a run, or an adapter's directory")
     made.add_argument("--output", metavar="DIR", help="default CHECKPOINT_merged")
     made.add_argument("--base", metavar="MODEL", help="directory or name of the base (default: the adapter's)")

@@ -1,6 +1,6 @@
-"""The argument parser of a verb.
+"""The argument parser of a verb. Its help is the docstring of the verb's module, so that it is written once.
 
-parser = CommandParser("merge", "Write the model of a checkpoint …", "examples:\n  ragen merge …")
+parser = CommandParser("merge", __doc__)
 """
 
 import argparse
@@ -12,9 +12,10 @@ from ragen.errors import did_you_mean
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Keeps the lines of the epilog and suggests the nearest option for an unknown one."""
+    """The first paragraph of `about` becomes the description, the rest stands below the options as it is."""
 
-    def __init__(self, verb: str, description: str, epilog: str = "", **settings: Any):
+    def __init__(self, verb: str, about: str | None, **settings: Any):
+        description, _, epilog = (about or "").partition("\n\n")
         super().__init__(
             prog=f"ragen {verb}",
             description=textwrap.fill(description, 79),
@@ -24,5 +25,6 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        """Suggest the nearest option for an unknown one."""
         unknown = re.match("unrecognized arguments: (--[a-z-]+)", message)
         super().error(message + (did_you_mean(unknown[1], self._option_string_actions) if unknown else ""))

@@ -1,16 +1,6 @@
-"""`ragen play`: a person, a solver or a model plays a level in the terminal.
+"""Play a level by hand, or watch random play, optimal play or a model.
 
-run(["sokoban", "--agent", "optimal", "--seed", "7"])
-"""
-
-import argparse
-from collections.abc import Sequence
-
-from ragen.cli.parser import CommandParser
-from ragen.errors import ConfigError
-from ragen.invocation_dir import caller_folder, model_from
-
-EXAMPLES = """keys:
+keys:
   arrows or w a s d, or the number or name of an action
   u undo   h hint   p the prompt of a model   r restart   n next level   q quit
   Without a terminal, one answer is read per line.
@@ -24,9 +14,16 @@ examples:
   PYTHONPATH=$PWD ragen play my_module:MyEnvironment
 """
 
+import argparse
+from collections.abc import Sequence
+
+from ragen.cli.parser import CommandParser
+from ragen.errors import ConfigError
+from ragen.invocation_dir import caller_folder, model_from
+
 
 def parser() -> argparse.ArgumentParser:
-    made = CommandParser("play", "Play a level by hand, or watch random play, optimal play or a model.", EXAMPLES)
+    made = CommandParser("play", __doc__)
     environment = "sokoban, frozenlake, bandit, a tag (see ragen envs), or your own as module:Class"
     made.add_argument("environment", metavar="ENV", help=environment)
     made.add_argument("--seed", type=int, default=0, help="which level (default 0)")

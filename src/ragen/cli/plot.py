@@ -1,6 +1,10 @@
-"""`ragen plot gradients`: draw what a gradient analysis has measured.
+"""Draw a gradient analysis: pictures, JSON and CSV for each step, and one figure over all steps and runs.
 
-run(["gradients", "checkpoints/ragen/test", "--step", "1", "51"])
+examples:
+  ragen plot gradients checkpoints/ragen/test --list-steps
+  ragen plot gradients checkpoints/ragen/test --step 1 51
+  ragen plot gradients RUN OTHER_RUN --output-dir pictures
+  ragen plot gradients --wandb-path entity/project/run
 """
 
 import argparse
@@ -12,17 +16,9 @@ from ragen.cli.parser import CommandParser
 from ragen.errors import ConfigError
 from ragen.invocation_dir import caller_folder, from_caller
 
-ABOUT = "Draw a gradient analysis: pictures, JSON and CSV for each step, and one figure over all steps and runs."
-EXAMPLES = """examples:
-  ragen plot gradients checkpoints/ragen/test --list-steps
-  ragen plot gradients checkpoints/ragen/test --step 1 51
-  ragen plot gradients RUN OTHER_RUN --output-dir pictures
-  ragen plot gradients --wandb-path entity/project/run
-"""
-
 
 def parser() -> argparse.ArgumentParser:
-    made = CommandParser("plot", ABOUT, EXAMPLES)
+    made = CommandParser("plot", __doc__)
     made.add_argument("what", choices=["gradients"], help="what to draw")
     made.add_argument("folders", nargs="*", metavar="RUN", help="run directories")
     made.add_argument("--step", nargs="+", action="extend", type=int, metavar="N", help="only these steps")

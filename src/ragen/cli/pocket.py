@@ -1,6 +1,9 @@
-"""`ragen pocket build`: build the embedded model.
+"""Build the embedded model from solver data.
 
-run(["build", "--output", "models/pocket"])
+examples:
+  ragen pocket build --dry-run
+  ragen pocket build --output models/pocket
+  ragen train sokoban model.base_model=models/pocket
 """
 
 import argparse
@@ -11,15 +14,9 @@ from ragen.cli.parser import CommandParser
 from ragen.errors import ConfigError
 from ragen.invocation_dir import caller_folder, from_caller
 
-EXAMPLES = """examples:
-  ragen pocket build --dry-run
-  ragen pocket build --output models/pocket
-  ragen train sokoban model.base_model=models/pocket
-"""
-
 
 def parser() -> argparse.ArgumentParser:
-    made = CommandParser("pocket", "Build the embedded model from solver data.", EXAMPLES)
+    made = CommandParser("pocket", __doc__)
     made.add_argument("action", choices=["build"], help="what to do")
     made.add_argument("--output", metavar="DIR", help="default models/pocket")
     made.add_argument("--steps", type=int, metavar="N", help="training steps (default: those of the recipe)")

@@ -1,6 +1,9 @@
-"""`ragen report`: write the report of a run or of an experiment.
+"""Write the HTML report of a run, even while it is running or after it was killed; or that of an experiment, with a
+Markdown table of all its cells.
 
-run(["checkpoints/RAGEN/pocket-sokoban"])
+examples:
+  ragen report checkpoints/RAGEN/pocket-sokoban
+  ragen report logs/kl_sweep_pocket.log
 """
 
 import argparse
@@ -10,18 +13,9 @@ from ragen.cli.parser import CommandParser
 from ragen.errors import ConfigError
 from ragen.invocation_dir import caller_folder, from_caller
 
-ABOUT = (
-    "Write the HTML report of a run, even while it is running or after it was killed; "
-    "or that of an experiment, with a Markdown table of all its cells."
-)
-EXAMPLES = """examples:
-  ragen report checkpoints/RAGEN/pocket-sokoban
-  ragen report logs/kl_sweep_pocket.log
-"""
-
 
 def parser() -> argparse.ArgumentParser:
-    made = CommandParser("report", ABOUT, EXAMPLES)
+    made = CommandParser("report", __doc__)
     made.add_argument("folder", metavar="RUN|SWEEP", help="a run directory, or the summary log of an experiment")
     return made
 

@@ -1,7 +1,10 @@
-"""`ragen runs`: list the runs on disk, or compare some of them.
+"""List or compare the runs below checkpoints/, model_saving/ and models/, or below other directories.
 
-run(["--sort", "success"])
-run(["--compare", "pocket-sokoban", "pocket-sokoban-2"])
+examples:
+  ragen runs
+  ragen runs model_saving/kl_sweep_Qwen2.5-3B --sort success
+  ragen runs --metric actor/entropy
+  ragen runs --compare pocket-sokoban pocket-sokoban-2
 """
 
 import argparse
@@ -16,28 +19,13 @@ from ragen.cli.parser import CommandParser
 from ragen.diagnose.checks import CHECKS
 from ragen.errors import ConfigError, did_you_mean, shown
 from ragen.invocation_dir import caller_folder, from_caller
-from ragen.report.runs import (
-    ROOTS,
-    ListedRun,
-    difference,
-    different_settings,
-    find_run,
-    find_runs,
-    read_run,
-    value_text,
-    values_of,
-)
+from ragen.report import runs as on_disk
+from ragen.report.runs import ListedRun, difference, different_settings, value_text, values_of
 from ragen.report.verdict import PREFIX, validation_tags
 from ragen.run.console import sparkline
 from ragen.statistics import Difference
 from ragen.terminal import Screen, shortened, table
 
-EXAMPLES = """examples:
-  ragen runs
-  ragen runs model_saving/kl_sweep_Qwen2.5-3B --sort success
-  ragen runs --metric actor/entropy
-  ragen runs --compare pocket-sokoban pocket-sokoban-2
-"""
 STYLES = {"running": "cyan", "finished": "green", "interrupted": "yellow", "stopped early": "red"}
 RIGHT = ("step", "success", "best", "age")
 DROPPED = ("health", "estimator", "model", "env", "age", "best", "step")  # in a narrow terminal, in this order
@@ -46,8 +34,7 @@ SPARK_WIDTH = 24
 
 
 def parser() -> argparse.ArgumentParser:
-    about = "List or compare the runs below checkpoints/, model_saving/ and models/, or below other directories."
-    made = CommandParser("runs", about, EXAMPLES)
+    made = CommandParser("runs", __doc__)
     made.add_argument("folders", nargs="*", metavar="DIR", help="where to look for runs")
     made.add_argument("--sort", default="age", metavar="COLUMN", help="a column of the list (default age)")
     made.add_argument("--metric", metavar="NAME", help="show this metric instead of validation success")
@@ -71,7 +58,7 @@ def list_runs(folders: Sequence[str], sort: str = "age", metric: str | None = No
     """Print one line for each run; newest first, or sorted by a column, numbers from high to low."""
     if sort not in SORT_KEYS:
         raise ConfigError(f"--sort {shown(sort)}: must be one of {', '.join(SORT_KEYS)}{did_you_mean(sort, SORT_KEYS)}")
-    runs = sorted((read_run(name, folder, metric) for name, folder in find_runs(folders)), key=SORT_KEYS[sort])
+    runs = sorted((on_disk.read_run(*found, metric) for found in on_disk.find_runs(folders)), key=SORT_KEYS[sort])
     if metric and runs and not any(run.values for run in runs):
         known = dict.fromkeys(name for run in runs for name in run.metrics.names())
         raise ConfigError(f"--metric {shown(metric)}: no run has this metric{did_you_mean(metric, known)}")
@@ -80,7 +67,7 @@ def list_runs(folders: Sequence[str], sort: str = "age", metric: str | None = No
         return 0
     screen = Screen()
     if not runs:
-        screen.print(f"no runs below {', '.join(folders) or ' or '.join(ROOTS)}", soft_wrap=True)
+        screen.print(f"no runs below {', '.join(folders) or ' or '.join(on_disk.ROOTS)}", soft_wrap=True)
         return 0
     rows = [columns_of(run) for run in runs]
     headings = {key: key for key in rows[0]} | {"success": metric or "success"}
@@ -159,7 +146,7 @@ def compare_runs(names: Sequence[str], folders: Sequence[str] = (), as_json: boo
     """Print the settings that differ, and validation with the difference from the first run."""
     if len(names) < 2:
         raise ConfigError(f"--compare {' '.join(names)}: name at least two runs")
-    runs = [find_run(name, folders, caller) for name in names]
+    runs = [on_disk.find_run(name, folders, caller) for name in names]
     tags = list(dict.fromkeys(tag for run in runs for tag in validation_tags(run.metrics)))
     if as_json:
         print(json.dumps(_comparison_data(runs, tags), indent=1))

@@ -1,6 +1,10 @@
-"""`ragen serve`: offer a model to other programs.
+"""Serve a checkpoint, a model directory or the embedded model to programs on this machine, at /v1/chat/completions.
+Ctrl-C stops it.
 
-run(["pocket", "--port", "8000"])
+examples:
+  ragen serve pocket
+  ragen serve checkpoints/RAGEN/pocket-sokoban/global_step_150 --name mine
+  ragen eval --api-base http://127.0.0.1:8000/v1 --api-model mine --env sokoban
 """
 
 import argparse
@@ -9,19 +13,9 @@ from collections.abc import Sequence
 from ragen.cli.parser import CommandParser
 from ragen.invocation_dir import caller_folder, model_from
 
-ABOUT = (
-    "Serve a checkpoint, a model directory or the embedded model to programs on this machine, "
-    "at /v1/chat/completions. Ctrl-C stops it."
-)
-EXAMPLES = """examples:
-  ragen serve pocket
-  ragen serve checkpoints/RAGEN/pocket-sokoban/global_step_150 --name mine
-  ragen eval --api-base http://127.0.0.1:8000/v1 --api-model mine --env sokoban
-"""
-
 
 def parser() -> argparse.ArgumentParser:
-    made = CommandParser("serve", ABOUT, EXAMPLES)
+    made = CommandParser("serve", __doc__)
     made.add_argument("model", metavar="MODEL", help="a checkpoint, a run or model directory, or pocket")
     made.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
     made.add_argument("--port", type=int, default=8000, help="port (default 8000; 0: any free port)")

@@ -1,6 +1,10 @@
-"""`ragen sft`: fine-tuning alone. It is `ragen train` with `rl_or_sft=sft`.
+"""Fine-tune a model on solved levels, merge the best epoch and validate it: ragen train with rl_or_sft=sft.
 
-run(["sokoban", "sft.training.base_model=pocket", "--dry-run"])
+examples:
+  ragen sft sokoban sft.training.base_model=Qwen/Qwen2.5-0.5B-Instruct --dry-run
+  ragen sft frozenlake sft.training.base_model=smollm2 \\
+      sft.data_generation.train_size=500 sft.output_dir=models/sft/frozenlake
+  ragen train sokoban rl_or_sft=sft_then_rl sft.output_dir=models/sft/sokoban
 """
 
 import argparse
@@ -9,17 +13,9 @@ from collections.abc import Sequence
 from ragen.cli import train
 from ragen.errors import ConfigError
 
-EXAMPLES = """examples:
-  ragen sft sokoban sft.training.base_model=Qwen/Qwen2.5-0.5B-Instruct --dry-run
-  ragen sft frozenlake sft.training.base_model=smollm2 \\
-      sft.data_generation.train_size=500 sft.output_dir=models/sft/frozenlake
-  ragen train sokoban rl_or_sft=sft_then_rl sft.output_dir=models/sft/sokoban
-"""
-
 
 def parser() -> argparse.ArgumentParser:
-    about = "Fine-tune a model on solved levels, merge the best epoch and validate it: ragen train with rl_or_sft=sft."
-    return train.run_parser("sft", about, EXAMPLES)
+    return train.run_parser("sft", __doc__)
 
 
 def run(arguments: Sequence[str]) -> int:

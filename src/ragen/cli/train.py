@@ -1,6 +1,14 @@
-"""`ragen train`: resolve a run from an environment or a recipe, then train it here or in several workers.
+"""Train an agent from an environment name or a recipe.
 
-run(["sokoban", "trainer.total_training_steps=20", "--dry-run"])
+examples:
+  ragen train sokoban --dry-run
+  ragen train --config-name _2_sokoban es_manager.train.group_size=8 --dry-run
+  ragen train frozenlake training.n_rollout=8 training.ppo_batch_size=64 \\
+      optimization.adv_estimator=brpo --dry-run
+
+values (Hydra syntax):
+  key=value   key=[8]   key="'0,1'"   key=null   key=
+  +key=value  ~key      key='${other.key}'
 """
 
 import argparse
@@ -20,26 +28,16 @@ if TYPE_CHECKING:
     from ragen.config.schema import Config
 
 EXIT_STATUSES = {"finished": 0, "early_stopped": 3, "interrupted": 130}  # by the status of a run
-EXAMPLES = """examples:
-  ragen train sokoban --dry-run
-  ragen train --config-name _2_sokoban es_manager.train.group_size=8 --dry-run
-  ragen train frozenlake training.n_rollout=8 training.ppo_batch_size=64 \\
-      optimization.adv_estimator=brpo --dry-run
-
-values (Hydra syntax):
-  key=value   key=[8]   key="'0,1'"   key=null   key=
-  +key=value  ~key      key='${other.key}'
-"""
 
 
 def parser() -> argparse.ArgumentParser:
-    return run_parser("train", "Train an agent from an environment name or a recipe.", EXAMPLES)
+    return run_parser("train", __doc__)
 
 
-def run_parser(verb: str, description: str, examples: str) -> argparse.ArgumentParser:
+def run_parser(verb: str, about: str | None) -> argparse.ArgumentParser:
     """The options of every training run."""
     usage = f"ragen {verb} [ENV | --config-name RECIPE] [key=value ...] [--dry-run]"
-    made = CommandParser(verb, description, examples, usage=usage, allow_abbrev=False)
+    made = CommandParser(verb, about, usage=usage, allow_abbrev=False)
     made.add_argument(
         "overrides", nargs="*", metavar="ENV key=value", help="sokoban, frozenlake or two_armed_bandit; and overrides"
     )
