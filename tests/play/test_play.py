@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragen.agent.episode import EpisodeState, TurnResult
 from ragen.cli import envs, main
 from ragen.env import registry
 from ragen.play import frame, person
 from ragen.play.game import Move, PlayedLevel, find_game
 from ragen.play.keyboard import answers, key_name, keys
 from ragen.terminal import in_lines
+from ragen.types import EpisodeState, TurnResult
 
 SOURCE = Path(__file__).parents[2] / "src"
 

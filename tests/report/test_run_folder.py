@@ -21,7 +21,9 @@ from made_up_runs import make_episode, make_groups, make_turn
 
 from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, to_dict
-from ragen.store.run_folder import FolderInUse, RunFolder, read_episodes, write_whole
+from ragen.store.episodes import read_episodes
+from ragen.store.fsync import write_whole
+from ragen.store.run_folder import FolderInUse, RunFolder
 from ragen.types import Group
 
 # --- config -------------------------------------------------------------------------------------------------------

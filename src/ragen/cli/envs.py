@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ragen.cli.parser import CommandParser
 from ragen.config import derive
-from ragen.config.tag_defaults import start_of
+from ragen.config.tag_defaults import training_config
 from ragen.env.registry import catalogue, make
 from ragen.env.solve import baselines
 from ragen.errors import ConfigError
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _row(tag: str, num_levels: int) -> dict[str, str]:
     """Played with the config that the tag is trained with."""
-    config = start_of(tag)
+    config = training_config(tag)
     budget, seeds = derive.budget(config, tag), range(config.seed.val, config.seed.val + num_levels)
     reached = baselines(make(config.custom_envs[tag]), seeds, "val", budget)
     numbers = {"turns": str(budget.turns), "actions": str(budget.total)}

@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
-    from ragen.store.merge import merge, plan
+    from ragen.checkpoint.merge import merge, plan
 
     caller = caller_folder()
     output = Path(from_caller(options.output, caller)) if options.output else None

@@ -58,14 +58,16 @@ def run(arguments: Sequence[str]) -> int:
     if options.config_dir is not None:
         options.config_dir = from_caller(options.config_dir, caller)
 
-    from ragen.config.compose import resolve
-    from ragen.config.explain import explain
-    from ragen.train import check_stage, train_any
+    from ragen.api import check_stage, run_config
+    from ragen.config.explain import Tuning, explain
+    from ragen.run.prepare import prepare
+    from ragen.sft.output_dir import planned_output
 
-    resolved = resolve(options.overrides, options.config_name, options.config_dir)
+    resolved = prepare(options.overrides, options.config_name, options.config_dir)
     check_stage(resolved.config, options.stage)
     if options.dry_run:
-        print(explain(resolved, options.stage), end="")
+        tuning = None if resolved.config.rl_or_sft == "rl" else Tuning(*planned_output(resolved.config))
+        print(explain(resolved, options.stage, tuning), end="")
         return 0
     if "RANK" not in os.environ:  # a worker's launcher has printed them already
         _print_notes(resolved)
@@ -79,9 +81,9 @@ def run(arguments: Sequence[str]) -> int:
     from ragen.run.memory import OutOfMemory
 
     try:
-        return leave(EXIT_STATUSES[train_any(resolved.config, options.stage).status])
+        return leave(EXIT_STATUSES[run_config(resolved.config, options.stage).status])
     except OutOfMemory as error:
-        command = smaller_command(options, arguments, error.words)
+        command = smaller_command(options, arguments, error.overrides)
         raise RunFailed(f"{error}\nWith half of each:\n  {command}") from error
 
 
@@ -105,12 +107,12 @@ def _launch(config: "Config", stage: str | None, arguments: Sequence[str]) -> in
 
 def smaller_command(options: argparse.Namespace, arguments: Sequence[str], overrides: Sequence[str]) -> str:
     """The command as typed, with the overrides that do not contradict it."""
-    from ragen.config.compose import resolve
+    from ragen.run.prepare import prepare
 
     added: list[str] = []
     for override in overrides:
         with suppress(ConfigError):
-            resolve([*options.overrides, *added, override], options.config_name, options.config_dir)
+            prepare([*options.overrides, *added, override], options.config_name, options.config_dir)
             added.append(override)
     typed = [argument for argument in arguments if not argument.startswith("--stage=")]
     return shlex.join(["./ragen", "train", *typed, *added])

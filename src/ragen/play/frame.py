@@ -10,11 +10,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ragen.agent.episode import EpisodeState
+from ragen.agent.episode import actions_left
 from ragen.agent.prompt import STYLES
 from ragen.env.base import Environment
 from ragen.play.game import Game, PlayedLevel
 from ragen.terminal import in_lines
+from ragen.types import EpisodeState
 
 # The meaning of a symbol -> its style.
 SYMBOL_STYLES = {
@@ -47,7 +48,7 @@ def frame(level: PlayedLevel, message: str = "", compact_width: int | None = Non
         board(game.drawn_env, episode),
     ]
     if not (compact and episode.finished):
-        left = f"{episode.actions_left(game.tag)} of {count(game.tag.max_actions_per_traj)} left"
+        left = f"{actions_left(episode, game.tag)} of {count(game.tag.max_actions_per_traj)} left"
         shown.append(f"reward {points(episode.reward + episode.penalty)} · {left}")
     if message:
         shown.append(Text(message, "yellow"))
@@ -83,7 +84,7 @@ def prompt_text(game: Game, episode: EpisodeState, width: int = LONGEST_RULE) ->
     rules = game.model_rules
     prompt = STYLES[rules.prompt_style](game.env, game.model_tag, rules, game.reply_limit)
     turn_number = min(episode.num_actions // rules.max_actions_per_turn + 1, rules.max_turn)
-    turn = prompt.turn_text(turn_number, episode.state, episode.actions_left(game.model_tag), episode.warn_invalid)
+    turn = prompt.turn_text(turn_number, episode.state, actions_left(episode, game.model_tag), episode.warn_invalid)
     parts = {"system": prompt.system_text(), "user": turn, "assistant": prompt.reply_prefix()}
     return Text("\n\n").join(
         Text.assemble((f"── {role} ".ljust(min(width, LONGEST_RULE), "─"), "magenta"), f"\n{content}")

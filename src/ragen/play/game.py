@@ -11,14 +11,15 @@ A player has as many actions as the tag's agents have in all their turns. The ru
 import dataclasses
 from typing import NamedTuple
 
-from ragen.agent.episode import EpisodeState, TurnResult, noise_stream, take_turn
+from ragen.agent.episode import actions_left, noise_stream, take_turn
 from ragen.config import derive
 from ragen.config.schema import Config
-from ragen.config.tag_defaults import start_of
+from ragen.config.tag_defaults import training_config
 from ragen.env.base import Action, Tag
 from ragen.env.registry import ENVIRONMENTS, SHORT_NAMES, catalogue, make, tags_of
 from ragen.env.solve import Budget, best_actions, optimal_success
 from ragen.errors import ConfigError, nearest_of
+from ragen.types import EpisodeState, TurnResult
 
 PLAYERS = ("human", "random", "optimal")  # every other agent is a model
 
@@ -31,7 +32,7 @@ def find_game(environment: str) -> "Game":
         if name in ENVIRONMENTS and len(brought) > 1:
             raise ConfigError(f"environment {name!r} has several tags; name one of them: {', '.join(brought)}")
         name, tag = next(iter(brought.items()))
-        return Game(name, tag, start_of(name))
+        return Game(name, tag, training_config(name))
     if name not in tags:
         known = [*SHORT_NAMES, *tags]
         for other in known:
@@ -39,7 +40,7 @@ def find_game(environment: str) -> "Game":
                 raise ConfigError(f"unknown environment {environment!r}; did you mean {other}?")
         near = nearest_of(environment, known)
         raise ConfigError(f"unknown environment {environment!r}{near}; your own is written module:Class")
-    config = start_of(name)
+    config = training_config(name)
     return Game(name, config.custom_envs[name], config)
 
 
@@ -66,7 +67,7 @@ class Game:
         return optimal_success(self.env, episode.state, self._budget(episode))
 
     def _budget(self, episode: EpisodeState) -> Budget:
-        left = episode.actions_left(self.tag)
+        left = actions_left(episode, self.tag)
         return Budget(turns=left, actions_per_turn=1, actions=left)
 
 

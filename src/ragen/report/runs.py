@@ -28,7 +28,8 @@ from ragen.format import percent, short
 from ragen.report.html import not_default
 from ragen.report.verdict import PREFIX, early_stop, validation_tags
 from ragen.statistics import Difference, Interval, paired_difference
-from ragen.store.run_folder import Metrics, RunFolder, read_episodes
+from ragen.store.episodes import read_episodes
+from ragen.store.run_folder import Metrics, RunFolder
 
 # Default output directories of runs, sweeps and fine-tuning (models/sft/…/lora_weights).
 ROOTS = ("checkpoints", "model_saving", "models")

@@ -1,0 +1,54 @@
+"""Which values a key of the schema takes, where its type alone does not say so.
+
+env_groups: int = key(8, AT_LEAST_1)                     # in the schema
+AT_LEAST_1.holds(0), AT_LEAST_1.text                     # False, "must be at least 1"
+
+`validate.check_ranges` tests every key. Rules over several keys are in `validate`.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Range(NamedTuple):
+    """A test of a value that is not null, and the rule in words."""
+
+    holds: Callable[[Any], bool]
+    text: str
+
+
+def _is_count_or_all(value: Any) -> bool:
+    return value == "all" if isinstance(value, str) else value >= 1
+
+
+AT_LEAST_1 = Range(lambda value: value >= 1, "must be at least 1")
+ONE_TO_1024 = Range(lambda value: 1 <= value <= 1024, "must be at least 1 and at most 1024")
+NOT_NEGATIVE = Range(lambda value: value >= 0, "must not be negative")
+ABOVE_0 = Range(lambda value: value > 0, "must be above 0")
+ABOVE_1 = Range(lambda value: value > 1, "must be above 1")
+FRACTION = Range(lambda value: 0 <= value <= 1, "must be between 0 and 1")
+SHARE = Range(lambda value: 0 < value <= 1, "must be above 0 and at most 1")
+PENALTY = Range(lambda value: value <= 0, "is a penalty and must not be above 0")
+NOT_EMPTY = Range(lambda value: value.strip() != "", "must not be empty")
+TWO_DECAYS = Range(
+    lambda values: len(values) == 2 and all(0 <= beta < 1 for beta in values), "takes two numbers, at least 0, below 1"
+)
+COUNT_OR_ALL = Range(_is_count_or_all, "takes a whole number of at least 1, or all")
+HOLDS_MODEL = Range(
+    lambda contents: "model" in contents, "must include model; to save nothing at all, set trainer.save_freq=-1"
+)
+CHECKPOINT_PATH = Range(
+    lambda path: not path or re.search(r"(^|/)global_step_\d+/*$", path) is not None,
+    "must name a directory global_step_<N>",
+)
+
+# Published choices that this system does not offer.
+NATIVE = Range(lambda name: name == "native", "this version has the native engine only; use native")
+NO_ADJUSTING = Range(
+    lambda mode: mode == "none",
+    "duplicating or dropping random episodes distorts group statistics, and batch sizes need not divide; use none",
+)
+CHAT_MESSAGES = Range(
+    lambda prefix: prefix == "message", "rows are chat messages, which the model's chat template formats; use message"
+)
