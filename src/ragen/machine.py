@@ -2,12 +2,14 @@
 
 cores()                       # 2.0; a container may allow part of a core
 ram_bytes()                   # (total, free)
+num_gpus()                    # 0
 cached_models(os.environ)     # ("Qwen/Qwen2.5-0.5B-Instruct",)
 """
 
 import contextlib
 import os
 import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,6 +36,15 @@ def ram_bytes() -> tuple[int, int]:
             limit = int(Path(path).read_text())
             total, free = min(total, limit), min(free, limit)
     return total, free
+
+
+def num_gpus() -> int:
+    """GPUs that the driver lists; 0 without a driver that answers."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
 
 
 def cached_models(environ: Mapping[str, str]) -> tuple[str, ...]:

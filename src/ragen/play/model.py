@@ -22,7 +22,7 @@ from ragen.play.frame import board, ending
 from ragen.play.game import PLAYERS
 from ragen.rollout.collect import GroupRequest, PlayedEpisode, World
 from ragen.terminal import Screen
-from ragen.types import EpisodeState, Turn
+from ragen.types import Turn
 
 THOUGHT, ANSWER, PROMPT = "dim", "bold", "magenta"
 
