@@ -133,7 +133,7 @@ def _parse(override: str, key: str) -> Override:
         message = f"cannot read {shown(override)!r}; put quotes around special characters: {key}=\"'…'\""
         raise ConfigError(message, key=key, code="unreadable") from error
     if parsed.is_sweep_override():
-        message = f"{shown(override)!r} holds several values: a list is written {key}=[…], text {key}=\"'…'\""
+        message = f"{shown(override)!r} holds several values: write a list as {key}=[…], text as {key}=\"'…'\""
         raise ConfigError(message, key=key, code="several-values")
     if parsed.package is not None:
         message = f"{shown(override)!r}: @{parsed.package} moves config groups, and there are none; leave it out"

@@ -1,11 +1,12 @@
 """Which values a key of the schema takes, where its type alone does not say so.
 
-env_groups: int = key(8, AT_LEAST_1)                     # in the schema
-AT_LEAST_1.holds(0), AT_LEAST_1.text                     # False, "must be at least 1"
+env_groups: int = key(8, at_least=1)                     # in the schema
+within(at_least=1).holds(0), within(at_least=1).text     # False, "must be at least 1"
 
 `validate.check_ranges` tests every key. Rules over several keys are in `validate`.
 """
 
+import operator
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,18 +19,24 @@ class Range(NamedTuple):
     text: str
 
 
+def within(at_least: float | None = None, above: float | None = None, at_most: float | None = None) -> Range | None:
+    """Numbers within bounds; None without bounds."""
+    bounds = [
+        (at_least, operator.ge, f"at least {at_least}"),
+        (above, operator.gt, f"above {above}"),
+        (at_most, operator.le, f"at most {at_most}"),
+    ]
+    bounds = [bound for bound in bounds if bound[0] is not None]
+    if not bounds:
+        return None
+    text = " and ".join(words for *_, words in bounds)
+    return Range(lambda value: all(compare(value, limit) for limit, compare, _ in bounds), f"must be {text}")
+
+
 def _is_count_or_all(value: Any) -> bool:
     return value == "all" if isinstance(value, str) else value >= 1
 
 
-AT_LEAST_1 = Range(lambda value: value >= 1, "must be at least 1")
-ONE_TO_1024 = Range(lambda value: 1 <= value <= 1024, "must be at least 1 and at most 1024")
-NOT_NEGATIVE = Range(lambda value: value >= 0, "must not be negative")
-ABOVE_0 = Range(lambda value: value > 0, "must be above 0")
-ABOVE_1 = Range(lambda value: value > 1, "must be above 1")
-FRACTION = Range(lambda value: 0 <= value <= 1, "must be between 0 and 1")
-SHARE = Range(lambda value: 0 < value <= 1, "must be above 0 and at most 1")
-PENALTY = Range(lambda value: value <= 0, "is a penalty and must not be above 0")
 NOT_EMPTY = Range(lambda value: value.strip() != "", "must not be empty")
 TWO_DECAYS = Range(
     lambda values: len(values) == 2 and all(0 <= beta < 1 for beta in values), "takes two numbers, at least 0, below 1"

@@ -6,35 +6,19 @@ Reading a config is attribute access on these classes, so no default can hide el
     config.trainer.test_freq
 
 A field is *used*, or *accepted without effect* and says why (`no_effect`). `"${key}"` as a default follows another key.
-A field may have a `Range` and `choices`. `changes_only` marks keys that do not change what a run computes: with
+A field may have bounds and `choices`. `changes_only` marks keys that do not change what a run computes: with
 another value the same run resumes (see `identity`).
 
 Plain dataclasses: this file needs neither Hydra nor OmegaConf, and `tree.build` rebuilds a stored config without them.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ragen.algo.filter import METRICS, PROB_MODES, STRATEGIES
-from ragen.config.ranges import (
-    ABOVE_0,
-    ABOVE_1,
-    AT_LEAST_1,
-    CHAT_MESSAGES,
-    CHECKPOINT_PATH,
-    COUNT_OR_ALL,
-    FRACTION,
-    HOLDS_MODEL,
-    NATIVE,
-    NO_ADJUSTING,
-    NOT_EMPTY,
-    NOT_NEGATIVE,
-    ONE_TO_1024,
-    PENALTY,
-    SHARE,
-    TWO_DECAYS,
-    Range,
-)
+from ragen.config import ranges
+from ragen.config.ranges import NOT_EMPTY, Range, within
 from ragen.env.base import Tag
 from ragen.env.registry import catalogue
 
@@ -57,10 +41,19 @@ LOCATION, DEVICES, RESUMING, BUDGET = "location", "devices", "resuming", "budget
 
 
 def key(
-    default: Any, values: Range | None = None, *, choices: Any = (), no_effect: str = "", changes_only: str = ""
+    default: Any,
+    allowed: Range | None = None,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    choices: Iterable[Any] = (),
+    no_effect: str = "",
+    changes_only: str = "",
 ) -> Any:
     """A field with what is known about its values."""
-    known = {"range": values, "choices": tuple(choices), "no_effect": no_effect, "changes_only": changes_only}
+    allowed = allowed or within(at_least, above, at_most)
+    known = {"range": allowed, "choices": tuple(choices), "no_effect": no_effect, "changes_only": changes_only}
     metadata = {name: value for name, value in known.items() if value}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -82,13 +75,13 @@ class System:
 
 @dataclass
 class Seed:
-    train: int = key(10000, NOT_NEGATIVE)  # advanced by env_groups each step
-    val: int = key(123, NOT_NEGATIVE)  # validation levels never change
+    train: int = key(10000, at_least=0)  # advanced by env_groups each step
+    val: int = key(123, at_least=0)  # validation levels never change
 
 
 @dataclass
 class Lora:
-    rank: int = key(0, NOT_NEGATIVE)  # 0: all weights are trained
+    rank: int = key(0, at_least=0)  # 0: all weights are trained
     alpha: int = 64
     target_modules: str | list[str] = "all-linear"
 
@@ -98,23 +91,23 @@ class Lora:
 
 @dataclass
 class Optimizer:
-    lr: float = key(1e-6, NOT_NEGATIVE)
-    betas: list[float] = key([0.9, 0.999], TWO_DECAYS)
-    weight_decay: float = key(0.01, NOT_NEGATIVE)
+    lr: float = key(1e-6, at_least=0)
+    betas: list[float] = key([0.9, 0.999], ranges.TWO_DECAYS)
+    weight_decay: float = key(0.01, at_least=0)
     lr_warmup_steps: int = -1  # negative: from the ratio
-    lr_warmup_steps_ratio: float = key(0.0, FRACTION)
+    lr_warmup_steps_ratio: float = key(0.0, at_least=0, at_most=1)
     lr_scheduler_type: str = key("constant", choices=("constant", "linear", "cosine"))
-    min_lr_ratio: float = key(0.0, FRACTION)
+    min_lr_ratio: float = key(0.0, at_least=0, at_most=1)
 
 
 @dataclass
 class CriticOptimizer(Optimizer):
-    lr: float = key(1e-5, NOT_NEGATIVE)
+    lr: float = key(1e-5, at_least=0)
 
 
 @dataclass
 class Checkpoint:
-    save_contents: list[str] = key([*SAVED], HOLDS_MODEL, choices=SAVED, changes_only=FILES)
+    save_contents: list[str] = key([*SAVED], ranges.HOLDS_MODEL, choices=SAVED, changes_only=FILES)
 
 
 @dataclass
@@ -126,37 +119,41 @@ class Fsdp:
 
 
 @dataclass
-class ActorModel:
+class CriticModel:
     path: str = key("${model_path}", NOT_EMPTY)
-    lora_rank: int = key("${lora.rank}", NOT_NEGATIVE)
+    lora_rank: int = key("${lora.rank}", at_least=0)
     lora_alpha: int = "${lora.alpha}"
     target_modules: str | list[str] = "${lora.target_modules}"
     enable_gradient_checkpointing: bool = key(True, changes_only=MEMORY)
+
+
+@dataclass
+class ActorModel(CriticModel):
     use_remove_padding: bool = key(False, no_effect=PACKED)
 
 
 @dataclass
 class Actor:
     strategy: str = key("fsdp", no_effect=FSDP_ONLY)
-    ppo_mini_batch_size: int = key("${ppo_mini_batch_size}", AT_LEAST_1)
-    ppo_micro_batch_size_per_gpu: int = key("${micro_batch_size_per_gpu}", AT_LEAST_1, changes_only=MEMORY)
-    ppo_epochs: int = key(1, AT_LEAST_1)
+    ppo_mini_batch_size: int = key("${ppo_mini_batch_size}", at_least=1)
+    ppo_micro_batch_size_per_gpu: int = key("${micro_batch_size_per_gpu}", at_least=1, changes_only=MEMORY)
+    ppo_epochs: int = key(1, at_least=1)
     shuffle: bool = False
     use_dynamic_bsz: bool = key(False, no_effect=PACKED)
     use_torch_compile: bool = key(True, no_effect="entropy is computed in chunks, without compilation")
     use_ref: bool = key(True, no_effect="the reference model exists exactly when a KL term needs it")
-    entropy_coeff: float = key(0.001, NOT_NEGATIVE)
+    entropy_coeff: float = key(0.001, at_least=0)
     entropy_from_logits_with_chunking: bool = key(
         False, no_effect="entropy is always computed in chunks; the result is the same"
     )
     use_kl_loss: bool = False
-    kl_loss_coef: float = key(0.0, NOT_NEGATIVE)
+    kl_loss_coef: float = key(0.0, at_least=0)
     kl_loss_type: str = key("kl", choices=KL_TYPES)
     clip_ratio: float = key(0.2, no_effect="clip_ratio_low and clip_ratio_high are always used")
-    clip_ratio_low: float = key(0.2, FRACTION)
-    clip_ratio_high: float = key(0.28, NOT_NEGATIVE)
-    clip_ratio_c: float = key(3.0, ABOVE_1)
-    grad_clip: float = key(1.0, ABOVE_0)
+    clip_ratio_low: float = key(0.2, at_least=0, at_most=1)
+    clip_ratio_high: float = key(0.28, at_least=0)
+    clip_ratio_c: float = key(3.0, above=1)
+    grad_clip: float = key(1.0, above=0)
     grpo_advantage_length_weight: bool = key(
         "${grpo_advantage_length_weight}", no_effect="the top-level key of this name is the one that is read"
     )
@@ -172,15 +169,15 @@ class Actor:
 @dataclass
 class Reference:
     log_prob_micro_batch_size_per_gpu: int = key(
-        "${log_prob_micro_batch_size_per_gpu}", AT_LEAST_1, changes_only=MEMORY
+        "${log_prob_micro_batch_size_per_gpu}", at_least=1, changes_only=MEMORY
     )
 
 
 @dataclass
 class ValidationSampling:
     do_sample: bool = True
-    temperature: float = key(0.5, NOT_NEGATIVE)
-    top_p: float = key(1.0, SHARE)
+    temperature: float = key(0.5, at_least=0)
+    top_p: float = key(1.0, above=0, at_most=1)
     top_k: int = -1
     n: int = key(1, no_effect="es_manager.val.group_size is the number of samples for a level")
     logprobs: int | None = key(None, no_effect="the log-prob of every sampled token is kept")
@@ -188,16 +185,16 @@ class ValidationSampling:
 
 @dataclass
 class Rollout:
-    name: str = key("native", NATIVE, choices=("native", "vllm"))
+    name: str = key("native", ranges.NATIVE, choices=("native", "vllm"))
     load_format: str = key("auto", no_effect=ONE_MODULE)
     dtype: str = key("bfloat16", no_effect="fp32 on CPU, bf16 on GPU")
     log_prob_micro_batch_size_per_gpu: int = key(
-        "${log_prob_micro_batch_size_per_gpu}", AT_LEAST_1, changes_only=MEMORY
+        "${log_prob_micro_batch_size_per_gpu}", at_least=1, changes_only=MEMORY
     )
     tensor_model_parallel_size: int = key(1, no_effect=ONE_MODULE)
-    max_model_len: int = key(3600, AT_LEAST_1)
+    max_model_len: int = key(3600, at_least=1)
     prompt_length: int = key(1, no_effect="prompts are as long as they are")
-    response_length: int = key(400, AT_LEAST_1)  # tokens sampled in a turn, at most
+    response_length: int = key(400, at_least=1)  # tokens sampled in a turn, at most
     stop_at_answer: bool = True  # a turn ends at its first complete </answer>
     gpu_memory_utilization: float = key(0.3, no_effect=VLLM_ONLY)
     max_num_batched_tokens: int = key(8192, no_effect=VLLM_ONLY)
@@ -207,8 +204,8 @@ class Rollout:
     enable_prefix_caching: bool = key(True, no_effect="common prefixes are always computed once")
     enable_chunked_prefill: bool = key(True, no_effect=VLLM_ONLY)
     disable_log_stats: bool = key(True, no_effect=VLLM_ONLY)
-    temperature: float = key(1.0, ABOVE_0)
-    top_p: float = key(1.0, SHARE)
+    temperature: float = key(1.0, above=0)
+    top_p: float = key(1.0, above=0, at_most=1)
     top_k: int = -1
     n: int = key(1, no_effect="es_manager.train.group_size is the number of samples for a level")
     val_kwargs: ValidationSampling = node(ValidationSampling)
@@ -217,10 +214,10 @@ class Rollout:
     rollout_filter_type: str = key("largest", choices=("largest", "smallest"))
     rollout_filter_include_zero: bool = True
     rollout_filter_top_p_prob_mode: str = key("linear", choices=PROB_MODES)
-    rollout_filter_selection_eps: float = key(0.01, NOT_NEGATIVE)
+    rollout_filter_selection_eps: float = key(0.01, at_least=0)
     rollout_filter_empty_stop_steps: int = 5  # 0 or less: never
     rollout_filter_metric: str = key("reward_variance", choices=METRICS)
-    gradient_analysis_num_buckets: int = key(6, AT_LEAST_1)
+    gradient_analysis_num_buckets: int = key(6, at_least=1)
     gradient_analysis_bucket_mode: str = key("quantile", choices=("quantile", "fixed_rv"))
 
 
@@ -236,21 +233,12 @@ class ActorRolloutRef:
 
 
 @dataclass
-class CriticModel:
-    path: str = key("${model_path}", NOT_EMPTY)
-    lora_rank: int = key("${lora.rank}", NOT_NEGATIVE)
-    lora_alpha: int = "${lora.alpha}"
-    target_modules: str | list[str] = "${lora.target_modules}"
-    enable_gradient_checkpointing: bool = key(True, changes_only=MEMORY)
-
-
-@dataclass
 class Critic:
     strategy: str = key("fsdp", no_effect=FSDP_ONLY)
-    ppo_mini_batch_size: int = key("${ppo_mini_batch_size}", AT_LEAST_1)
-    ppo_micro_batch_size_per_gpu: int = key("${micro_batch_size_per_gpu}", AT_LEAST_1, changes_only=MEMORY)
-    grad_clip: float = key(1.0, ABOVE_0)
-    cliprange_value: float = key(0.5, NOT_NEGATIVE)
+    ppo_mini_batch_size: int = key("${ppo_mini_batch_size}", at_least=1)
+    ppo_micro_batch_size_per_gpu: int = key("${micro_batch_size_per_gpu}", at_least=1, changes_only=MEMORY)
+    grad_clip: float = key(1.0, above=0)
+    cliprange_value: float = key(0.5, at_least=0)
     model: CriticModel = node(CriticModel)
     optim: CriticOptimizer = node(CriticOptimizer)
     checkpoint: Checkpoint = node(Checkpoint)
@@ -259,17 +247,17 @@ class Critic:
 @dataclass
 class KlControl:
     type: str = key("fixed", choices=("fixed", "adaptive"))
-    kl_coef: float = key(0.0, NOT_NEGATIVE)
-    horizon: int = key(10000, AT_LEAST_1)  # adaptive only
-    target_kl: float = key(0.1, ABOVE_0)  # adaptive only
+    kl_coef: float = key(0.0, at_least=0)
+    horizon: int = key(10000, at_least=1)  # adaptive only
+    target_kl: float = key(0.1, above=0)  # adaptive only
 
 
 @dataclass
 class Algorithm:
     adv_estimator: str = key("gae", choices=ESTIMATORS)
-    gamma: float = key(1.0, FRACTION)
-    lam: float = key(1.0, FRACTION)
-    high_level_gamma: float = key(0.95, FRACTION)
+    gamma: float = key(1.0, at_least=0, at_most=1)
+    lam: float = key(1.0, at_least=0, at_most=1)
+    high_level_gamma: float = key(0.95, at_least=0, at_most=1)
     bi_level_gae: bool = False
     zero_task_advantage: bool = False
     norm_adv_by_std_in_grpo: bool = True
@@ -281,11 +269,11 @@ class Algorithm:
 
 @dataclass
 class Data:
-    train_batch_size: int | None = key(None, AT_LEAST_1)  # null: env_groups x group_size
+    train_batch_size: int | None = key(None, at_least=1)  # null: env_groups x group_size
     val_batch_size: int | None = key(
-        None, AT_LEAST_1, changes_only=MEMORY
+        None, at_least=1, changes_only=MEMORY
     )  # validation levels played together; null: all
-    train_data_num: int | None = key(None, AT_LEAST_1)  # distinct training levels; null: new levels for ever
+    train_data_num: int | None = key(None, at_least=1)  # distinct training levels; null: new levels for ever
     max_prompt_length: int | None = key(None, no_effect="actor_rollout_ref.rollout.max_model_len is the limit")
     max_response_length: int | None = key(None, no_effect="actor_rollout_ref.rollout.response_length is the limit")
 
@@ -303,10 +291,10 @@ class RewardNormalization:
 class AgentProxy:
     context_window_mode: str = key("full", choices=("full", "limited_multi_turn", "single_turn"))
     max_context_window: int | None = -1  # turns shown; negative or null: all
-    batch_adjust_mode: str = key("none", NO_ADJUSTING, choices=("none", "copy", "delete"))
-    max_turn: int = key(5, AT_LEAST_1)
+    batch_adjust_mode: str = key("none", ranges.NO_ADJUSTING, choices=("none", "copy", "delete"))
+    max_turn: int = key(5, at_least=1)
     action_sep: str = "||"
-    max_actions_per_turn: int = key(2, AT_LEAST_1)
+    max_actions_per_turn: int = key(2, at_least=1)
     use_turn_scores: bool = False
     enable_think: bool = True
     prompt_style: str = key("full", choices=("full", "terse"))
@@ -316,12 +304,12 @@ class AgentProxy:
 @dataclass
 class CollapseDetection:
     compute_freq: int = 5
-    micro_batch_size: int = key(128, AT_LEAST_1, changes_only=MEMORY)
+    micro_batch_size: int = key(128, at_least=1, changes_only=MEMORY)
     first_turn_enabled: bool = True
     multi_turn_enabled: bool = True
-    num_samples: int | str = key(64, COUNT_OR_ALL)  # or the word all
-    std_eps: float = key(1e-3, NOT_NEGATIVE)
-    ema_decay: float = key(0.9, FRACTION)
+    num_samples: int | str = key(64, ranges.COUNT_OR_ALL)  # or the word all
+    std_eps: float = key(1e-3, at_least=0)
+    ema_decay: float = key(0.9, at_least=0, at_most=1)
 
 
 @dataclass
@@ -338,21 +326,21 @@ class ValEnvConfigs:
 
 @dataclass
 class TrainEnvs:
-    env_groups: int = key(8, AT_LEAST_1)
-    group_size: int = key(16, AT_LEAST_1)
+    env_groups: int = key(8, at_least=1)
+    group_size: int = key(16, at_least=1)
     env_configs: TrainEnvConfigs = node(TrainEnvConfigs)
 
 
 @dataclass
 class ValEnvs:
-    env_groups: int = key(512, AT_LEAST_1)
-    group_size: int = key(1, AT_LEAST_1)
+    env_groups: int = key(512, at_least=1)
+    group_size: int = key(1, at_least=1)
     env_configs: ValEnvConfigs = node(ValEnvConfigs)
 
 
 @dataclass
 class EsManager:
-    format_penalty: float = key(-0.1, PENALTY)
+    format_penalty: float = key(-0.1, at_most=0)
     train: TrainEnvs = node(TrainEnvs)
     val: ValEnvs = node(ValEnvs)
 
@@ -394,29 +382,29 @@ class Trainer:
     default_hdfs_dir: str | None = key(None, no_effect="runs are written to local folders")
     local_log_dir: str = key("results/", no_effect="a run writes everything into trainer.default_local_dir")
     logger: list[str] = key(["console", "wandb"], choices=LOGGERS, changes_only=LOGGING)
-    total_training_steps: int = key(200, AT_LEAST_1, changes_only=BUDGET)
+    total_training_steps: int = key(200, at_least=1, changes_only=BUDGET)
     total_epochs: int | None = key(None, no_effect="trainer.total_training_steps is the budget")
-    n_gpus_per_node: int = key(1, ONE_TO_1024, changes_only=DEVICES)
-    nnodes: int = key(1, ONE_TO_1024, changes_only=DEVICES)
+    n_gpus_per_node: int = key(1, at_least=1, at_most=1024, changes_only=DEVICES)
+    nnodes: int = key(1, at_least=1, at_most=1024, changes_only=DEVICES)
     balance_batch: bool = key(True, no_effect=PACKED)
-    critic_warmup: int = key(0, NOT_NEGATIVE)
+    critic_warmup: int = key(0, at_least=0)
     save_freq: int = key(100, changes_only=FILES)  # 0 or less: nothing is saved
     test_freq: int = 10  # 0 or less: no validation during training
     val_before_train: bool = True
     val_only: bool = False
-    validation_steps: int = key(1, AT_LEAST_1)
+    validation_steps: int = key(1, at_least=1)
     resume_mode: str = key("auto", choices=("auto", "disable", "resume_path"), changes_only=RESUMING)
-    resume_from_path: str | None = key(None, CHECKPOINT_PATH, changes_only=RESUMING)
-    max_actor_ckpt_to_keep: int | None = key(1, AT_LEAST_1, changes_only=FILES)
-    max_critic_ckpt_to_keep: int | None = key(1, AT_LEAST_1, changes_only=FILES)
+    resume_from_path: str | None = key(None, ranges.CHECKPOINT_PATH, changes_only=RESUMING)
+    max_actor_ckpt_to_keep: int | None = key(1, at_least=1, changes_only=FILES)
+    max_critic_ckpt_to_keep: int | None = key(1, at_least=1, changes_only=FILES)
     generations_to_log_to_wandb: GenerationsToLog = node(GenerationsToLog)
     rollout_data_dir: str | None = key(None, changes_only=LOCATION)
     validation_data_dir: str | None = key(None, changes_only=LOCATION)
     log_group_rv_table: bool = key(False, changes_only=LOGGING)
     gradient_analysis_mode: bool = False
-    gradient_analysis_every: int = key(50, AT_LEAST_1)
-    gradient_analysis_env_groups: int | None = key(None, AT_LEAST_1)
-    gradient_analysis_group_size: int | None = key(None, AT_LEAST_1)
+    gradient_analysis_every: int = key(50, at_least=1)
+    gradient_analysis_env_groups: int | None = key(None, at_least=1)
+    gradient_analysis_group_size: int | None = key(None, at_least=1)
     gradient_analysis_log_prefilter: bool = False
     gradient_analysis_only: bool = False
     exit_after_gradient_analysis: bool = False
@@ -449,12 +437,12 @@ class RayKwargs:
 class SftData:
     data_dir: str = key("sft/data", NOT_EMPTY, changes_only=LOCATION)
     algo: str = key("bfs", choices=("bfs",))
-    seed: int = key(100000, NOT_NEGATIVE)
-    train_size: int = key(1000, AT_LEAST_1)  # puzzles, not rows
-    test_size: int = key(100, AT_LEAST_1)
-    bfs_max_depths: int = key(100, AT_LEAST_1)
-    prefix: str = key("message", CHAT_MESSAGES, choices=("message", "qwen-instruct", "base"))
-    num_processes: int = key(16, AT_LEAST_1, changes_only=SPEED)  # that solve levels; no more than there are cores
+    seed: int = key(100000, at_least=0)
+    train_size: int = key(1000, at_least=1)  # puzzles, not rows
+    test_size: int = key(100, at_least=1)
+    bfs_max_depths: int = key(100, at_least=1)
+    prefix: str = key("message", ranges.CHAT_MESSAGES, choices=("message", "qwen-instruct", "base"))
+    num_processes: int = key(16, at_least=1, changes_only=SPEED)  # that solve levels; no more than there are cores
 
 
 @dataclass
@@ -463,17 +451,17 @@ class SftTraining:
     project_name: str = key("RAGEN", changes_only=NAMES)
     experiment_name: str = key("test_sft_lora", changes_only=NAMES)
     logger: list[str] = key(["console", "wandb"], choices=LOGGERS, changes_only=LOGGING)
-    epochs: int = key(5, AT_LEAST_1)
-    learning_rate: float = key(1e-4, NOT_NEGATIVE)
-    train_batch_size: int = key(128, AT_LEAST_1)
-    micro_batch_size: int = key(4, AT_LEAST_1, changes_only=MEMORY)
-    max_length: int = key(2048, AT_LEAST_1)
+    epochs: int = key(5, at_least=1)
+    learning_rate: float = key(1e-4, at_least=0)
+    train_batch_size: int = key(128, at_least=1)
+    micro_batch_size: int = key(4, at_least=1, changes_only=MEMORY)
+    max_length: int = key(2048, at_least=1)
     validate_before_training: bool = True
-    lora_rank: int = key(64, NOT_NEGATIVE)
+    lora_rank: int = key(64, at_least=0)
     lora_alpha: int = 32
     target_modules: str | list[str] = "all-linear"
     enable_gradient_checkpointing: bool = key(False, changes_only=MEMORY)
-    num_gpus: int = key(1, AT_LEAST_1, changes_only=DEVICES)
+    num_gpus: int = key(1, at_least=1, changes_only=DEVICES)
     hdfs_dir: str | None = key(None, no_effect="runs are written to local folders")
 
 
@@ -482,7 +470,7 @@ class SftSokoban:
     dim_x: int = 6
     dim_y: int = 6
     num_boxes: int = 1
-    max_steps: int = key(5, AT_LEAST_1)
+    max_steps: int = key(5, at_least=1)
     search_depth: int = 30
 
 
@@ -510,9 +498,9 @@ class Sft:
 class Config:
     rl_or_sft: str = key("rl", choices=("rl", "sft", "sft_then_rl"))
     model_path: str = key("Qwen/Qwen2.5-3B-Instruct", NOT_EMPTY)
-    ppo_mini_batch_size: int = key(32, AT_LEAST_1)
-    micro_batch_size_per_gpu: int = key(1, AT_LEAST_1, changes_only=MEMORY)
-    log_prob_micro_batch_size_per_gpu: int = key("${micro_batch_size_per_gpu}", AT_LEAST_1, changes_only=MEMORY)
+    ppo_mini_batch_size: int = key(32, at_least=1)
+    micro_batch_size_per_gpu: int = key(1, at_least=1, changes_only=MEMORY)
+    log_prob_micro_batch_size_per_gpu: int = key("${micro_batch_size_per_gpu}", at_least=1, changes_only=MEMORY)
     enable_response_mask: bool = key(True, no_effect="exactly the sampled tokens are trained")
     grpo_advantage_length_weight: bool = False
     system: System = node(System)

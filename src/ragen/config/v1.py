@@ -275,8 +275,8 @@ def _steps(known: Known) -> dict[str, Derived]:
     levels = known.config.data.train_data_num or TRAIN_LEVELS
     groups, epochs = known.config.es_manager.train.env_groups, known.v1(source)
     if levels < groups:
-        message = f"{levels} training levels are fewer than the {groups} groups of one step: ask for at least {groups}"
-        raise ConfigError(message, key="training.train_data_num", code="too-few-levels")
+        why = f"is less than the {groups} groups of one step; ask for at least {groups}"
+        raise refused("training.train_data_num", levels, why, code="too-few-levels")
     why = f"{levels} levels / {groups} groups x {epochs} epochs"
     return {target: Derived(levels // groups * epochs, why, (source,))}
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from ragen.algo.filter import VALUES
 from ragen.config import derive, devices, keys, model_name
-from ragen.config.ranges import AT_LEAST_1
+from ragen.config.ranges import within
 from ragen.config.schema import Config
 from ragen.config.tree import value_at
 from ragen.env.base import Tag
 from ragen.env.registry import make
-from ragen.errors import ConfigError, did_you_mean, nearest_of, one_error, shown
+from ragen.errors import ConfigError, did_you_mean, nearest_of, one_error, refused, shown
 
 ALL_LINEAR = "all-linear"
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of Llama and Qwen2
@@ -75,9 +75,9 @@ def _out_of_range(tree: Subject) -> Problems:
             yield tree.refuse("range", key, allowed.text)
     for tag_name, tag in tree.config.custom_envs.items():
         for field in ("max_actions_per_traj", "max_tokens"):
-            value, key = getattr(tag, field), f"custom_envs.{tag_name}.{field}"
-            if value is not None and not AT_LEAST_1.holds(value):
-                yield ConfigError(f"{key}={value}: {AT_LEAST_1.text}", key=key, code="range")
+            value, positive = getattr(tag, field), within(at_least=1)
+            if value is not None and not positive.holds(value):
+                yield refused(f"custom_envs.{tag_name}.{field}", value, positive.text, code="range")
 
 
 # --- environments and levels --------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ RL has many settings that fine-tuning does not read: several runs of RL may star
 """
 
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 
 from ragen.config import derive
 from ragen.config.schema import Config
@@ -88,7 +88,7 @@ def wait_for_others(config: Config) -> None:
         if not was_announced:
             print(f"fine-tuning: waiting for {owner} in {folder} (Ctrl-C to stop waiting)", file=sys.stderr)
             was_announced = True
-        time.sleep(POLL_SECONDS)
+        sleep(POLL_SECONDS)
 
 
 def _as_planned(config: Config, folder: Path) -> Config:

@@ -21,6 +21,7 @@ files that can be read.
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -94,12 +95,14 @@ class RunFolder:
     def owned(self, key: str = "trainer.default_local_dir") -> Iterator["RunFolder"]:
         """Be the only process that writes here. Creates the folder; `key` is the one that chooses another."""
         self.path.mkdir(parents=True, exist_ok=True)
+        in_use = "{} is in use by {}: wait for it, or choose another directory with {}"
+        if owner := self._owner_on_another_host():
+            in_use += f". If that process is gone, delete {self.owner_path}"
+            raise FolderInUse(in_use.format(self.path, owner, key))
         try:
             lock = try_lock(self.owner_path)
         except Locked as error:
-            raise FolderInUse(
-                f"{self.path} is in use by {error.owner}: wait for it, or choose another directory with {key}"
-            ) from None
+            raise FolderInUse(in_use.format(self.path, error.owner, key)) from None
         try:
             for leftover in (*self.path.glob(".*.part"), *self.episodes_path.glob(".*.part")):  # of a killed owner
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
@@ -109,7 +112,15 @@ class RunFolder:
 
     def live_owner(self) -> str | None:
         """The process that writes here now, as `process 4711 on host`."""
+        if owner := self._owner_on_another_host():
+            return owner
         return owner_of(self.owner_path) if is_locked(self.owner_path) else None
+
+    def _owner_on_another_host(self) -> str | None:
+        """A network file system may not share locks: there the note of another host counts until it is removed."""
+        owner = owner_of(self.owner_path)
+        host = owner.partition(" on ")[2]
+        return owner if host and host != socket.gethostname() else None
 
     # --- config ---------------------------------------------------------------------------------------------------
 
