@@ -108,8 +108,9 @@ def test_status(place):
     folder.write_finished("early_stopped", 20, "low_validation_success", "so low")
     run = read_run("a", folder)
     assert (run.status, run.rule) == ("stopped early", "low_validation_success")
-    folder.owner_path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "started": "7"}))
-    assert read_run("a", folder).status == "running on elsewhere"
+    with folder.owned():
+        folder.owner_path.write_text("process 1 on elsewhere\n")
+        assert read_run("a", folder).status == "running on elsewhere"
     short = make_run(place / "b", [0.1], total=20)
     assert status_of(short, short.read_metrics(), {"status": "finished"}, 20) == ("finished", ""), "its record says so"
     short.append_metrics(5, {"early_stopped/empty_filtered_steps": 1.0})
@@ -127,7 +128,7 @@ def test_status(place):
             lambda folder: folder.metrics_path.write_bytes(b'{"step": 1}\n{"ste'),
             "the last line of metrics.jsonl is torn",
         ),
-        (lambda folder: folder.metrics_path.write_bytes(b"\x00\n"), "line 1 of metrics.jsonl cannot be read"),
+        (lambda folder: folder.metrics_path.write_bytes(b"\x00\n"), "line 1 of metrics.jsonl is not valid"),
         (lambda folder: (folder.metrics_path.unlink(), folder.metrics_path.mkdir()), "metrics.jsonl cannot be read"),
         (lambda folder: folder.finished_path.write_text("{"), "finished.json cannot be read"),
     ],
@@ -143,10 +144,11 @@ def test_a_broken_folder_is_listed_with_what_is_wrong(place, capsys, damage, pro
     assert lines[2].startswith("ragen/a: ") and problem in lines[2]
 
 
-def test_an_odd_owner_is_nobody(place):
+def test_an_owner_that_is_gone_is_nobody(place):
     folder = make_run(place / "a", [0.1])
-    folder.owner_path.write_text(json.dumps({"pid": "x", "host": socket.gethostname(), "started": "1"}))
+    folder.owner_path.write_text(f"process 1 on {socket.gethostname()}\n")
     assert read_run("a", folder).status == "interrupted"
+    assert folder.owner_path.read_text().startswith("process 1"), "a reader changes nothing"
 
 
 def test_a_line_that_is_being_written_is_no_problem(place):

@@ -10,6 +10,7 @@ end is running if its owner lives, finished if it has used up its budget, and in
 
 import math
 import os
+import re
 import socket
 import time
 import zlib
@@ -212,10 +213,11 @@ def status_of(
     """The status, and the rule that stopped the run."""
     try:
         owner = folder.live_owner()
-    except (OSError, ValueError, TypeError):  # missing, or not written by us
+    except OSError:  # another user's
         owner = None
-    if owner is not None:
-        return "running" if owner["host"] == socket.gethostname() else f"running on {owner['host']}", ""
+    if owner is not None:  # process 4711 on HOST
+        host = re.search(r" on (\S+)", owner)
+        return "running" if host is None or host[1] == socket.gethostname() else f"running on {host[1]}", ""
     stop = early_stop(metrics, finished)
     if stop is not None:
         return "stopped early", stop.rule
