@@ -21,10 +21,10 @@ from ragen.config.schema import Config
 from ragen.config.tag_defaults import recipe_of
 from ragen.config.tree import leaves
 from ragen.env.base import SPLITS
+from ragen.env.registry import SHORT_NAMES as ENVIRONMENTS
 from ragen.env.registry import catalogue
 from ragen.errors import ConfigError, nearest_of
 from ragen.evaluate.models import Model
-from ragen.play.game import ENVIRONMENTS
 from ragen.run.prepare import prepare as resolve
 from ragen.store.run_folder import RunFolder
 
