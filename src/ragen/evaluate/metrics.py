@@ -21,12 +21,9 @@ from math import comb, sqrt
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
-from ragen.statistics import Difference, Interval, Z, paired_difference, wilson
+from ragen.statistics import Difference, Interval, Z, mean_interval, paired_difference, student_t_975, wilson
 
 SAME = 1e-9  # shares that differ by less do so by rounding
-# Student's 97.5 % quantiles for 1, 2, … degrees of freedom; beyond them the formula is right to the second digit.
-T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-
 
 Wins = Mapping[int, Sequence[bool]]  # level -> whether each of its episodes was won
 
@@ -186,11 +183,7 @@ def rate(values: Sequence[float]) -> Estimate:
 
 def mean(values: Sequence[float]) -> Estimate:
     """The mean of one number for each level, with Student's interval; no bounds for a single level."""
-    num, value = len(values), fmean(values)
-    if num < 2:
-        return Estimate(value, None, None)
-    reach = quantile(num - 1) * sqrt(variance(values) / num)
-    return Estimate(value, value - reach, value + reach)
+    return Estimate(fmean(values), *(mean_interval(values) or (None, None)))
 
 
 def count(values: Sequence[float]) -> Estimate:
@@ -209,13 +202,8 @@ def ratio(parts: Sequence[int], wholes: Sequence[int]) -> Estimate:
     spread = num * sum(rest * rest for rest in rests) / (num - 1) / whole**2
     if spread == 0.0:
         return Estimate(value, *wilson(value * num, num))
-    reach = quantile(num - 1) * sqrt(spread)
+    reach = student_t_975(num - 1) * sqrt(spread)
     return Estimate(value, max(0.0, value - reach), min(1.0, value + reach))
-
-
-def quantile(degrees: int) -> float:
-    """Student's 97.5 % quantile."""
-    return T[degrees - 1] if degrees <= len(T) else Z + 2.4 / degrees
 
 
 # --- differences --------------------------------------------------------------------------------------------------
