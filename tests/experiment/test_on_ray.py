@@ -11,10 +11,10 @@ import pytest
 from stub_plans import SOURCE, is_alive, make_cell, make_plan, python, result_lines, summary, wait_for
 
 from ragen.experiment import scheduler
-from ragen.experiment.cell import Options
 from ragen.experiment.cluster import SETTINGS
-from ragen.experiment.results import status_of
+from ragen.experiment.plan import Options
 from ragen.store.run_folder import RunFolder
+from ragen.store.sweep_results import status_of
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +49,7 @@ SWEEP = """
 import sys
 from stub_plans import make_plan, python
 from ragen.experiment import scheduler
-from ragen.experiment.cell import Options
-from ragen.experiment.cluster import SETTINGS
+from ragen.experiment.plan import Options
 code = "(folder / 'pid').write_text(str(os.getpid()))\\n"
 code += "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\\n"
 code += "time.sleep(0 if name == 'a' or (folder / 'before').exists() else (folder / 'before').touch() or 600)"

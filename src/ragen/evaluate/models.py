@@ -25,6 +25,7 @@ from ragen.store import manifest
 from ragen.store.lineage import holds_model, is_tuning, newest_checkpoint, run_of
 from ragen.store.locate import CHECKPOINT, find_folder, is_path, started_in
 from ragen.store.run_folder import RunFolder
+from ragen.store.sweep_results import read_record, record_path
 
 READ = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")  # weights, configs, tokenizers and chat templates
 
@@ -170,19 +171,16 @@ def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: N
 
     Runs that have none are noted: they are not done, or have saved nothing.
     """
-    from ragen.experiment.compare import read_study
-    from ragen.experiment.results import record_path
-
     if not record_path(log).is_file():
         raise ConfigError(f"{log}: no experiment has written this log; `ragen sweep` does, with a .json beside it")
     found, without = [], []
-    for setting in read_study(record_path(log)).settings:
-        for trial in setting.trials:
-            model = model_of_run(trial.run.folder.path)
-            if model is None:
-                without.append(trial.cell.name)
-            else:
-                found.append(model)
+    record = read_record(record_path(log))
+    for cell in (cell for cells in record.by_setting().values() for cell in cells):
+        model = model_of_run(record.run_folder(cell))
+        if model is None:
+            without.append(cell.name)
+        else:
+            found.append(model)
     said = f"{log}: no checkpoint of {', '.join(without)}"
     if not found:
         raise ConfigError(f"{said}. Run it with `-- trainer.save_freq=N`, or name the models one by one")

@@ -1,4 +1,4 @@
-"""Ray, and all that is known about it: where runs are placed, watched, stopped and lost.
+"""Ray: it starts runs on nodes, watches and stops them, and notices what is lost.
 
     with connected(address=None, num_devices=2) as cluster:      # this machine, without any set-up
         node = cluster.nodes()[0]
@@ -6,9 +6,9 @@
         for handle in cluster.wait([handle], seconds=1.0):
             cluster.result(handle)                               # what `child.run_child` returned, or None: it was lost
 
-A task reserves its devices and nothing else. On this machine they are resources of their own. On a cluster that others
-have started, whose resources cannot be added to, they are a share of their node: two experiments there do not take more
-of a node than it has. Its nodes must see the folder of the experiment under the same path.
+A task reserves its devices and nothing else. On this machine each device is a custom resource. The resources of an
+existing cluster are fixed, so there a device is a share of its node: two experiments do not take more of a node than it
+has. Its nodes must see the directory of the experiment under the same path.
 """
 
 import logging
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from ragen.errors import ConfigError, RunFailed
 from ragen.experiment import child
-from ragen.experiment.device_pool import Slot
 
 OBJECT_STORE = 100 << 20  # bytes: nothing large travels
 MOST_STARTS = 3
@@ -40,6 +39,15 @@ class Node(NamedTuple):
     num_gpus: int
 
 
+class Device(NamedTuple):
+    node: str
+    index: int  # in the list of its node
+    name: str  # number or UUID of a GPU, or cpu
+
+
+Slot = tuple[Device, ...]
+
+
 class Cluster:
     def __init__(self, ray: Any, num_devices: int, daemons: Sequence[int] | None):
         self._ray, self._num_devices, self._daemons = ray, num_devices, daemons
@@ -51,25 +59,18 @@ class Cluster:
 
     @property
     def is_own(self) -> bool:
-        """Started here, for this experiment."""
+        """Whether this process started it, for this experiment."""
         return self._daemons is not None
 
     def is_gone(self) -> bool:
-        """Whether somebody has ended Ray on this machine. It would end this process too, a minute later."""
+        """Whether Ray was stopped on this machine from outside. It would end this process too, a minute later."""
         return any(not _is_alive(pid) for pid in self._daemons or ())
 
     def nodes(self) -> list[Node]:
         """Those that are alive."""
-        alive = [
-            Node(
-                node["NodeID"],
-                node["NodeManagerHostname"],
-                node["NodeManagerAddress"],
-                int(node["Resources"].get("GPU", 0)),
-            )
-            for node in self._ray.nodes()
-            if node["Alive"]
-        ]
+        keys = ("NodeID", "NodeManagerHostname", "NodeManagerAddress")
+        found = [node for node in self._ray.nodes() if node["Alive"]]
+        alive = [Node(*(node[key] for key in keys), int(node["Resources"].get("GPU", 0))) for node in found]
         self._known |= {node.id: node for node in alive}
         return alive
 
@@ -81,16 +82,14 @@ class Cluster:
         try:
             return self._ray.get(self._on(self._look, node.id, {}).remote(python, list(devices)))
         except self._ray.exceptions.RayError as error:
-            raise ConfigError(f"torch cannot be asked on {node.host}: {_reason(error)}") from None
+            raise ConfigError(f"torch does not answer on {node.host}: {_reason(error)}") from None
 
     def wait(self, handles: Sequence[Any], seconds: float) -> list[Any]:
-        """Those that have ended, after so many seconds at most."""
-        if not handles:
-            return []
-        return self._ray.wait(list(handles), num_returns=1, timeout=seconds)[0]
+        """The runs that have ended, at the latest after `seconds`."""
+        return self._ray.wait(list(handles), num_returns=1, timeout=seconds)[0] if handles else []
 
     def result(self, handle: Any) -> dict[str, Any] | None:
-        """How a run ended; None if whoever watched it was lost, with its node or without."""
+        """How a run ended; None if its watcher was lost, with its node or without."""
         try:
             return self._ray.get(handle)
         except self._ray.exceptions.RayTaskError as error:
@@ -111,7 +110,7 @@ class Cluster:
 
     def _reserved(self, slot: Slot) -> dict[str, float]:
         if self.is_own:
-            return {_resource(device.place): 1 for device in slot}
+            return {_resource(device.index): 1 for device in slot}
         node = self._known[slot[0].node]
         share = len(slot) / max(node.num_gpus, self._num_devices)
         return {f"node:{node.address}": int(share * 10_000) / 10_000}
@@ -119,7 +118,7 @@ class Cluster:
 
 @contextmanager
 def connected(address: str | None, num_devices: int) -> Iterator[Cluster]:
-    """Ray on this machine, for so many devices; or the cluster at an address (`auto`, `host:6379`)."""
+    """Ray on this machine, with `num_devices`; or the cluster at an address (`auto`, `host:6379`)."""
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
     import ray
 
@@ -143,7 +142,7 @@ def _start_here(ray: Any, num_devices: int) -> None:
                 "local",
                 num_cpus=num_devices,
                 num_gpus=0,
-                resources={_resource(place): 1 for place in range(num_devices)},
+                resources={_resource(index): 1 for index in range(num_devices)},
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE,
                 **QUIET,
@@ -152,7 +151,7 @@ def _start_here(ray: Any, num_devices: int) -> None:
         except Exception as error:  # a plain one: on a busy machine Ray gives up on itself after half a minute
             ray.shutdown()
             if attempt == MOST_STARTS - 1:
-                raise RunFailed(f"Ray cannot be started on this machine: {_reason(error)}") from error
+                raise RunFailed(f"Ray could not start on this machine: {_reason(error)}") from error
 
 
 def _join(ray: Any, address: str) -> None:
@@ -166,30 +165,29 @@ def _join(ray: Any, address: str) -> None:
 
 
 def _daemons() -> list[int]:
-    """Those of Ray that this process has started and cannot do without; none where the system does not tell."""
+    """Ray's processes that this one has started and needs; none where /proc does not list them."""
     found = []
     for path in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # a thread that has just ended
             found += [int(pid) for pid in path.read_text().split()]
-    return [pid for pid in found if _name(pid) in ("gcs_server", "raylet")]
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
+    return [pid for pid in found if _stat(pid)[0] in ("gcs_server", "raylet")]
 
 
 def _is_alive(pid: int) -> bool:
+    return _stat(pid)[1] not in ("", "Z")
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """The name and the state of a process; empty if it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        start, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
     except OSError:
-        return False
+        return "", ""
+    return start.partition("(")[2], rest[:1]
 
 
-def _resource(place: int) -> str:
-    return f"ragen_device_{place}"
+def _resource(index: int) -> str:
+    return f"ragen_device_{index}"
 
 
 def _reason(error: Exception) -> str:

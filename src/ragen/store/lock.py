@@ -5,7 +5,7 @@
     with locked(path, blocking=False, note="kl_sweep"):             # or raises Locked, which names the owner
     lock = try_lock(path)                                           # or raises Locked; lock.release()
 
-The lock file names its owner, its directory is made, and it is removed when the lock is released. A process must not lock the same path twice.
+The lock file names its owner and is removed on release. A process must not lock the same path twice.
 """
 
 import os
