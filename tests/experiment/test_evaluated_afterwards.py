@@ -139,7 +139,7 @@ def played(monkeypatch):
     """In place of `ragen eval`: the jobs that were started, and what becomes of them."""
     jobs, ends = [], [{"status": 0}]
 
-    def run_child(job):
+    def run_child(job, on_pause):
         jobs.append(job)
         with open(job["log"], "a") as log:
             log.write("| a table – |\nepisodes: logs/stub_eval.jsonl\nreport: logs/stub_eval.html\n")

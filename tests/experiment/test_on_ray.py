@@ -72,6 +72,24 @@ def test_ctrl_c_ends_everything_and_resume_goes_on(monkeypatch):
     assert summary().splitlines()[-1] == "Total: 3 | Success: 3 | Failed: 0"
 
 
+STOPPED = """
+import os, signal, subprocess
+from ragen.experiment.cluster import connected
+with connected(None, 1) as cluster:
+    assert cluster.is_own and not cluster.is_gone()
+    raylet = subprocess.run(["pgrep", "-P", str(os.getpid()), "-x", "raylet"], capture_output=True, text=True)
+    os.kill(int(raylet.stdout), signal.SIGKILL)
+    while not cluster.is_gone():
+        pass
+    os._exit(7)
+"""
+
+
+def test_ray_that_is_stopped_from_outside_is_noticed():
+    """In a process that may end with it."""
+    assert subprocess.run([sys.executable, "-c", STOPPED], timeout=300, capture_output=True).returncode == 7
+
+
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes on this machine, of which tests may take the second away."""

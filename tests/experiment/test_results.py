@@ -13,7 +13,7 @@ from stub_plans import make_cell, make_plan
 
 from ragen.errors import ConfigError
 from ragen.experiment import wandb_sync
-from ragen.experiment.live import Progress, View
+from ragen.experiment.live import Row, View
 from ragen.experiment.results import (
     Result,
     changed_settings,
@@ -290,9 +290,9 @@ def test_without_a_key_nothing_is_tried():
 
 def test_progress_reads_what_has_come_since():
     log, folder = Path("a.log"), RunFolder("saved/a")
-    progress = Progress(log)
+    progress = Row(make_cell("a", log_path=log))
     progress.update()
-    assert progress.step is None and progress.seconds_left() is None
+    assert progress.step is None and progress.seconds_left is None
     log.write_text("note: x\nrun folder: saved/a\n")
     folder.path.mkdir(parents=True)
     folder.config_path.write_text("trainer: {total_training_steps: 10}\n")
@@ -303,11 +303,11 @@ def test_progress_reads_what_has_come_since():
     with folder.metrics_path.open("a") as file:
         file.write('{"step": 2, "timing')
     progress.update()
-    assert progress.step == 1 and progress.seconds_left() == 18.0
+    assert progress.step == 1 and progress.seconds_left == 18.0
     with folder.metrics_path.open("a") as file:
         file.write('_s/step": 4.0}\nnot json\n')
     progress.update()
-    assert progress.step == 2 and progress.seconds_left() == 8 * 3.0
+    assert progress.step == 2 and progress.seconds_left == 8 * 3.0
 
 
 def test_elsewhere_than_in_a_terminal_there_is_a_line_for_each_event(capsys):
@@ -340,7 +340,7 @@ def test_the_table_shows_cells_slots_steps_success_and_time_left(height, shown):
     view = View(plan, screen)
     view.done_before("cell00", "success")
     view.started(plan.cells[9], "0,1", 0)
-    row = view.rows["cell09"].progress
+    row = view.rows["cell09"]
     row.step, row.total_steps, row.success, row.step_seconds = 4, 10, 0.256, [10.0]
     view.started(plan.cells[10], "2", 0)
     view.ended(plan.cells[10], "early_stopped:empty_filtered_steps")

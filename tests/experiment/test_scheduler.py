@@ -22,7 +22,7 @@ from ragen.experiment.locks import held, lock_path
 from ragen.experiment.plan import Options
 from ragen.store.lock import Locked
 from ragen.store.run_folder import RunFolder
-from ragen.store.sweep_results import latest_lines, status_of
+from ragen.store.sweep_results import latest_lines, recorded_cells, status_of
 
 
 @pytest.fixture(autouse=True)
@@ -455,6 +455,27 @@ def test_another_terminal_adds_to_a_summary_that_is_being_written(fake):
     lines = latest_lines([make_cell(name) for name in "abcd"], FIELDS, summary())
     assert sorted(lines) == list("abcd") and not Path("logs/stub.log.1").exists()
     assert "another process is writing to logs/stub.log: lines are appended" in summary()
+
+
+def test_a_summary_is_put_aside_only_once_nobody_writes_to_it(fake):
+    """Whether another process runs cells of it, the locks of the recorded cells tell."""
+    fake()
+    scheduler.run(make_plan("ab"))
+    with held([make_cell("a")], "other terminal"):
+        scheduler.run(make_plan("c"))
+    assert not Path("logs/stub.log.1").exists() and sorted(recorded_cells(Path("logs/stub.log"))) == ["a", "b", "c"]
+    scheduler.run(make_plan("c"))
+    assert "value=a" in Path("logs/stub.log.1").read_text() and list(recorded_cells(Path("logs/stub.log"))) == ["c"]
+
+
+def test_a_damaged_record_is_replaced_by_a_new_start_and_stops_a_resumed_one(fake):
+    fake()
+    scheduler.run(make_plan("ab"))
+    Path("logs/stub.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"logs/stub\.json is not the record of an experiment"):
+        scheduler.run(make_plan("ab", Options(gpus=("cpu",), resume=True)))
+    assert scheduler.run(make_plan("ab")) == 0
+    assert list(recorded_cells(Path("logs/stub.log"))) == ["a", "b"]
 
 
 # --- a child and its guard ----------------------------------------------------------------------------------------

@@ -6,16 +6,15 @@
         for handle in cluster.wait([handle], seconds=1.0):
             cluster.result(handle)                               # what `child.run_child` returned, or None: it was lost
 
-A task reserves its devices and nothing else. On this machine each device is a custom resource. The resources of an
-existing cluster are fixed, so there a device is a share of its node: two experiments do not take more of a node than it
-has. Its nodes must see the directory of the experiment under the same path.
+Which devices a run gets is decided in `devices.py`. On an existing cluster a device is also a share of its node, which
+a run reserves: two experiments do not take more of a node than it has. All nodes must see the directory of the
+experiment under the same path.
 """
 
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ragen.errors import ConfigError, RunFailed
@@ -49,22 +48,19 @@ Slot = tuple[Device, ...]
 
 
 class Cluster:
-    def __init__(self, ray: Any, num_devices: int, daemons: Sequence[int] | None):
-        self._ray, self._num_devices, self._daemons = ray, num_devices, daemons
+    def __init__(self, ray: Any, num_devices: int, is_own: bool):
+        self._ray, self._num_devices = ray, num_devices
+        self.is_own = is_own  # started by this process, for this experiment
         self._known: dict[str, Node] = {}
         ray.cloudpickle.register_pickle_by_value(child)  # a node needs no ragen to watch a run
         # Ray must not run one again by itself: it could not know where.
         self._run = ray.remote(num_cpus=0, num_gpus=0, max_retries=0)(child.run_child)
         self._look = ray.remote(num_cpus=0, num_gpus=0, max_retries=0)(child.gpu_names)
 
-    @property
-    def is_own(self) -> bool:
-        """Whether this process started it, for this experiment."""
-        return self._daemons is not None
-
     def is_gone(self) -> bool:
         """Whether Ray was stopped on this machine from outside. It would end this process too, a minute later."""
-        return any(not _is_alive(pid) for pid in self._daemons or ())
+        dead = self._ray._private.worker._global_node.dead_processes() if self.is_own else ()
+        return any(kind in ("gcs_server", "raylet") for kind, _ in dead)
 
     def nodes(self) -> list[Node]:
         """Those that are alive."""
@@ -110,7 +106,7 @@ class Cluster:
 
     def _reserved(self, slot: Slot) -> dict[str, float]:
         if self.is_own:
-            return {_resource(device.index): 1 for device in slot}
+            return {}
         node = self._known[slot[0].node]
         share = len(slot) / max(node.num_gpus, self._num_devices)
         return {f"node:{node.address}": int(share * 10_000) / 10_000}
@@ -122,15 +118,12 @@ def connected(address: str | None, num_devices: int) -> Iterator[Cluster]:
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
     import ray
 
-    daemons = None
     if address is None:
-        others = _daemons()
         _start_here(ray, num_devices)
-        daemons = [pid for pid in _daemons() if pid not in others]
     else:
         _join(ray, address)
     try:
-        yield Cluster(ray, num_devices, daemons)
+        yield Cluster(ray, num_devices, is_own=address is None)
     finally:
         ray.shutdown()
 
@@ -142,7 +135,6 @@ def _start_here(ray: Any, num_devices: int) -> None:
                 "local",
                 num_cpus=num_devices,
                 num_gpus=0,
-                resources={_resource(index): 1 for index in range(num_devices)},
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE,
                 **QUIET,
@@ -162,32 +154,6 @@ def _join(ray: Any, address: str) -> None:
             f"--ray-address {address}: no Ray cluster answers there ({_reason(error)}); without an address, and "
             "without RAY_ADDRESS, the runs stay on this machine"
         ) from None
-
-
-def _daemons() -> list[int]:
-    """Ray's processes that this one has started and needs; none where /proc does not list them."""
-    found = []
-    for path in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # a thread that has just ended
-            found += [int(pid) for pid in path.read_text().split()]
-    return [pid for pid in found if _stat(pid)[0] in ("gcs_server", "raylet")]
-
-
-def _is_alive(pid: int) -> bool:
-    return _stat(pid)[1] not in ("", "Z")
-
-
-def _stat(pid: int) -> tuple[str, str]:
-    """The name and the state of a process; empty if it is gone."""
-    try:
-        start, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
-    except OSError:
-        return "", ""
-    return start.partition("(")[2], rest[:1]
-
-
-def _resource(index: int) -> str:
-    return f"ragen_device_{index}"
 
 
 def _reason(error: Exception) -> str:

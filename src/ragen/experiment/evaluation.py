@@ -12,9 +12,7 @@ journal for each model: an interrupted evaluation, or one that gets another mode
 import codecs
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from ragen.evaluate.models import newest_checkpoint
@@ -22,10 +20,9 @@ from ragen.evaluate.output import ENDINGS
 from ragen.experiment import child, devices
 from ragen.experiment.plan import CPU, Plan
 from ragen.store.free_name import rotate
-from ragen.store.sweep_results import SummaryLog, latest_lines, reported_path, status_of
+from ragen.store.sweep_results import SummaryLog, reported_path
 
 INTERRUPTED = 130
-PAUSE = 0.2  # seconds between two looks at the output
 REPORT_LINE = b"report: "
 
 
@@ -40,17 +37,21 @@ def evaluate(plan: Plan) -> int:
     if skipped:
         print(f"not evaluated: {', '.join(skipped)}", flush=True)
     resumes = plan.options.resume or plan.append_summary
-    outputs = [_output(plan, ending) for ending in ENDINGS]
-    for path in outputs:
-        if path.exists() and not resumes:
+    for path in [] if resumes else [_output(plan, ending) for ending in ENDINGS]:
+        if path.exists():
             rotate(path)
     log = _output(plan, ".log")
-    with open(log, "ab" if resumes else "wb") as file:
-        offset = file.tell()
     command = [sys.executable, "-m", "ragen", "eval", *eval_arguments(plan, folders)]
     job = child.job(command, log, child_environment(plan, (_device(plan),)), append=True)
-    with _shown(log, offset):
-        ended = child.run_child(job)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with open(log, "a+b" if resumes else "w+b") as file:
+        offset = file.seek(0, 2)
+
+        def show_output() -> None:
+            print(decoder.decode(file.read()), end="", flush=True)
+
+        ended = child.run_child(job, show_output)
+        show_output()
     status = ended.get("status", 1)
     if status in (INTERRUPTED, -signal.SIGINT):
         print(f"the evaluation was interrupted: run {how_to_resume(plan)} to resume", flush=True)
@@ -85,10 +86,9 @@ def eval_arguments(plan: Plan, folders: Sequence[Path]) -> list[str]:
 
 def trained(plan: Plan) -> tuple[list[Path], list[str]]:
     """The directories of the runs that have succeeded and saved a model; and the other runs, with the reason."""
-    latest = latest_lines(plan.cells, plan.summary_fields, SummaryLog(plan.summary_path).text())
-    folders, skipped = [], []
+    statuses, folders, skipped = plan.statuses(), [], []
     for cell in plan.cells:
-        status, folder = status_of(latest.get(cell.name, "")), cell.run_folder
+        status, folder = statuses[cell.name], cell.run_folder
         if status != "success":
             skipped.append(f"{cell.name} ({status})")
         elif newest_checkpoint(folder) is None:
@@ -105,25 +105,3 @@ def _output(plan: Plan, ending: str = "") -> Path:
 
 def _device(plan: Plan) -> str:
     return (plan.options.gpus or devices.FALLBACK)[0]
-
-
-@contextmanager
-def _shown(log: Path, offset: int) -> Iterator[None]:
-    """Print what is written to the log meanwhile."""
-    has_ended = threading.Event()
-    copying = threading.Thread(target=_copy, args=(log, offset, has_ended), daemon=True)
-    copying.start()
-    try:
-        yield
-    finally:
-        has_ended.set()
-        copying.join()
-
-
-def _copy(log: Path, offset: int, has_ended: threading.Event) -> None:
-    decoder, is_last = codecs.getincrementaldecoder("utf-8")("replace"), False
-    with open(log, "rb") as file:
-        file.seek(offset)
-        while not is_last:
-            is_last = has_ended.wait(PAUSE)
-            print(decoder.decode(file.read()), end="", flush=True)

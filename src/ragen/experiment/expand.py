@@ -6,7 +6,7 @@
 Only what a name needs is resolved here; `check.py` resolves every run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -77,8 +77,13 @@ def _expand(spec: Spec, options: Options) -> Plan:
     texts, assumed = _settings(spec, options)
     shared = _shared(spec, options, texts)
     fixed = {name: _value(one, one.default or "", shared) for name, one in spec.values.items() if not one.is_list}
-    views = _Views(_known_overrides(spec, shared | fixed, options))
-    checkpoint = probe.find(spec, Variables(shared, spec.derived, views[tuple(spec.start)]))
+    typed = _known_overrides(spec, shared | fixed, options)
+    views: dict[tuple[str, ...], ConfigView] = {}
+
+    def variables(values: Mapping[str, Any], start: tuple[str, ...]) -> Variables:
+        return Variables(values, spec.derived, views.setdefault(start, ConfigView(start, typed)))
+
+    checkpoint = probe.find(spec, variables(shared, tuple(spec.start)))
     if checkpoint is not None:
         shared["checkpoint"] = checkpoint.value
     points: dict[str, str] = {}  # label -> its values, in words
@@ -87,21 +92,21 @@ def _expand(spec: Spec, options: Options) -> Plan:
         headings |= {grid.group: grid.heading} if grid.heading else {}
         for values in product(*grid.axes.values()):
             point = dict(zip(grid.axes, values, strict=True))
-            for cell in _cells(spec, options, grid, shared | fixed | grid.fixed, point, views):
+            for cell in _cells(spec, options, grid, shared | fixed | grid.fixed, point, variables):
                 _check_label(cell, ", ".join(map(str, values)), points)
                 if spec.reference is not None and len(values) == 1 and same_value(values[0].text, spec.reference):
                     reference = reference or cell.setting
                 cells.append(cell)
     kept = [cell for cell in cells if _is_wanted(cell, options.only)]
     options = _filled(spec, options, shared, kept)
-    variables = Variables(shared | fixed, spec.derived, views[cells[0].start])
+    common = variables(shared | fixed, cells[0].start)
     return Plan(
         name=spec.id,
-        title=variables.fill(spec.title),
+        title=common.fill(spec.title),
         header=_header(spec, texts, options),
         cells=tuple(kept),
-        batches=_batches(kept, count(variables.fill(spec.batch), "batch:") if spec.batch else None),
-        summary_path=Path(variables.fill(spec.summary)),
+        batches=_batches(kept, count(common.fill(spec.batch), "batch:") if spec.batch else None),
+        summary_path=Path(common.fill(spec.summary)),
         summary_fields=(
             *(entry.partition("=")[0] for entry in spec.fields),
             *spec.timings,
@@ -203,16 +208,6 @@ def _case(option: OptionSpec, text: str) -> str | None:
     return next((case for case in option.choices if case.lower() == text.lower()), None)
 
 
-class _Views(dict[tuple[str, ...], ConfigView]):
-    """For each start, what its runs have in common."""
-
-    def __init__(self, typed: Mapping[str, str]):
-        self._typed = typed
-
-    def __missing__(self, start: tuple[str, ...]) -> ConfigView:
-        return self.setdefault(start, ConfigView(start, self._typed))
-
-
 def _known_overrides(spec: Spec, values: Mapping[str, Any], options: Options) -> dict[str, str]:
     """The overrides that do not depend on an axis, and the user's."""
     variables, known = Variables(values, {}, None), []
@@ -279,7 +274,12 @@ def _values(option: OptionSpec, text: str, known: Mapping[str, Any]) -> list[Val
 
 
 def _cells(
-    spec: Spec, options: Options, grid: _Grid, known: Mapping[str, Any], point: Mapping[str, Value], views: _Views
+    spec: Spec,
+    options: Options,
+    grid: _Grid,
+    known: Mapping[str, Any],
+    point: Mapping[str, Value],
+    make_variables: Callable[[Mapping[str, Any], tuple[str, ...]], Variables],
 ) -> Iterator[Cell]:
     """The runs of one point of a grid, one for each seed."""
     if options.seeds is not None and options.seeds < 1:
@@ -287,13 +287,13 @@ def _cells(
     values = {**known, **point, "axes": "_".join(f"{name}_{value}" for name, value in point.items())}
     plain = Variables(values, spec.derived, None)
     start = tuple(plain.fill(part) for part in spec.start)
-    variables = Variables(values, spec.derived, views[start])
+    variables = make_variables(values, start)
     name = variables["name"] = variables.fill(grid.name)
     label = variables.fill(spec.label)
     templates = [*spec.overrides, *(template for value in point.values() for template in value.overrides)]
     for seed in [None] if options.seeds is None else range(options.seeds):
         end = "" if seed is None else f"-s{seed}"
-        variables = Variables({**values, "name": name + end}, spec.derived, views[start])
+        variables = make_variables({**values, "name": name + end}, start)
         num_gpus = _num_gpus(spec, options, variables)
         variables["num_gpus"], variables["project"] = str(num_gpus), variables.fill(spec.project)
         variables["gpus"] = "auto" if options.gpus is None else ",".join(options.gpus)

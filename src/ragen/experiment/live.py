@@ -13,9 +13,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -40,11 +39,15 @@ RECENT = 20  # steps whose mean time predicts the rest
 
 
 @dataclass
-class Progress:
-    """What a run has measured so far. `update` reads the lines that were added since."""
+class Row:
+    """The state of a cell, and what its run has measured so far."""
 
-    log: Path
+    cell: Cell
+    status: str = "waiting"
+    slot: str = ""
     log_offset: int = 0
+    began: float = 0.0
+    seconds: float = 0.0  # that it took
     folder: RunFolder | None = None
     total_steps: int | None = None
     step: int | None = None
@@ -52,24 +55,34 @@ class Progress:
     step_seconds: list[float] = field(default_factory=list)
     _read: int = 0  # bytes of the metrics file
 
-    def update(self) -> None:
-        if self.folder is None:
-            path = run_folder(self.log, self.log_offset)
-            if path is None:
-                return
-            self.folder = RunFolder(path)
-        if self.total_steps is None:
-            self.total_steps = _total_steps(self.folder)
-        for row in self._new_rows():
-            self._add(row)
+    @property
+    def kind(self) -> str:
+        return self.status.partition(":")[0]
 
+    @property
     def seconds_left(self) -> float | None:
         if not self.step_seconds or self.total_steps is None or self.step is None:
             return None
         recent = self.step_seconds[-RECENT:]
         return max(0, self.total_steps - self.step) * sum(recent) / len(recent)
 
-    def _new_rows(self) -> Iterator[dict[str, Any]]:
+    def update(self) -> None:
+        """Read the metrics that were added since the last call."""
+        if self.folder is None:
+            path = run_folder(self.cell.log_path, self.log_offset)
+            if path is None:
+                return
+            self.folder = RunFolder(path)
+        if self.total_steps is None:
+            self.total_steps = _total_steps(self.folder)
+        for row in self._new_metrics():
+            numbers = {key: n for key, n in row.items() if isinstance(n, (int, float)) and math.isfinite(n)}
+            found = [n for key, n in numbers.items() if key.startswith(PREFIX) and key.endswith("/success")]
+            self.step = row["step"]
+            self.success = sum(found) / len(found) if found else self.success
+            self.step_seconds += [numbers["timing_s/step"]] if "timing_s/step" in numbers else []
+
+    def _new_metrics(self) -> Iterator[dict[str, Any]]:
         try:
             with open(self.folder.metrics_path, "rb") as file:
                 file.seek(self._read)
@@ -86,15 +99,6 @@ class Progress:
             if isinstance(row, dict) and isinstance(row.get("step"), int):
                 yield row
 
-    def _add(self, row: Mapping[str, Any]) -> None:
-        numbers = {key: value for key, value in row.items() if isinstance(value, (int, float)) and math.isfinite(value)}
-        self.step = row["step"]
-        found = [value for key, value in numbers.items() if key.startswith(PREFIX) and key.endswith("/success")]
-        if found:
-            self.success = sum(found) / len(found)
-        if "timing_s/step" in numbers:
-            self.step_seconds.append(numbers["timing_s/step"])
-
 
 def _total_steps(folder: RunFolder) -> int | None:
     try:
@@ -102,20 +106,6 @@ def _total_steps(folder: RunFolder) -> int | None:
     except (OSError, ValueError, yaml.YAMLError):
         return None  # being written
     return total if isinstance(total, int) else None
-
-
-@dataclass
-class Row:
-    cell: Cell
-    status: str = "waiting"
-    slot: str = ""
-    progress: Progress | None = None
-    began: float = 0.0
-    seconds: float = 0.0  # that it took
-
-    @property
-    def kind(self) -> str:
-        return self.status.partition(":")[0]
 
 
 class View:
@@ -149,19 +139,19 @@ class View:
         self.rows[name].status = status
 
     def started(self, cell: Cell, slot: str, log_offset: int) -> None:
-        self.rows[cell.name] = Row(cell, "running", slot, Progress(cell.log_path, log_offset), self._clock())
+        self.rows[cell.name] = Row(cell, "running", slot, log_offset, self._clock())
         if not self._live:
             self.note(f"{self._count()} start {cell.name} on {slot}: {cell.log_path}")
 
     def ended(self, cell: Cell, status: str, error: str = "") -> None:
         row = self.rows[cell.name]
         row.status, row.seconds = status, self._clock() - row.began
-        row.progress.update()
+        row.update()
         if self._live:
             if error:
                 self.note(f"{cell.name}: {status}: {error}")
             return
-        success = "" if row.progress.success is None else f", validation success {percent(row.progress.success)}"
+        success = "" if row.success is None else f", validation success {percent(row.success)}"
         self.note(f"{self._count()} {status} {cell.name} ({duration(row.seconds)}{success})")
         if error:
             self.note(f"  error: {error}")
@@ -177,7 +167,7 @@ class View:
         if self._live:
             for row in self.rows.values():
                 if row.status == "running":
-                    row.progress.update()
+                    row.update()
             self._live.refresh()
 
     def _count(self) -> str:
@@ -215,11 +205,10 @@ class View:
 
 
 def _texts(row: Row) -> Iterator[Text]:
-    progress = row.progress or Progress(row.cell.log_path)
-    seconds = progress.seconds_left() if row.status == "running" else row.seconds or None
+    seconds = row.seconds_left if row.status == "running" else row.seconds or None
     yield Text(row.cell.name, overflow="ellipsis")
     yield Text(row.slot)
-    yield Text("" if progress.step is None else f"{progress.step}/{progress.total_steps or '–'}")
-    yield Text("" if progress.success is None else percent(progress.success))
+    yield Text("" if row.step is None else f"{row.step}/{row.total_steps or '–'}")
+    yield Text("" if row.success is None else percent(row.success))
     yield Text("" if seconds is None else duration(seconds))
     yield Text(row.status, STYLES.get(row.kind, ""))

@@ -10,7 +10,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ragen.store.sweep_results import Cell
+from ragen.store.sweep_results import Cell, SummaryLog, latest_lines, status_of
 
 CPU = "cpu"  # a device of a slot that has no GPU
 
@@ -70,6 +70,12 @@ class Plan:
     @property
     def is_offline(self) -> bool:
         return self.wandb_mode == "offline"
+
+    def statuses(self) -> dict[str, str]:
+        """Cell name -> its latest status in the summary log, or `missing`; also of cells that --only skips."""
+        cells = self.all_cells or self.cells
+        latest = latest_lines(cells, self.summary_fields, SummaryLog(self.summary_path).text())
+        return {cell.name: status_of(latest.get(cell.name, "")) for cell in cells}
 
 
 def overrides_on(cell: Cell, slot: tuple[str, ...]) -> tuple[str, ...]:

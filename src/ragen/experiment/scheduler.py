@@ -18,7 +18,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ def run(plan: Plan, command: Command = train_command, grace: float = child.GRACE
     listed = _devices(plan, address)
     with held(plan.cells, plan.name) as locks:
         log = SummaryLog(plan.summary_path)
-        done, notes = _done(plan, log)
+        done, notes = _done(plan)
         for name in done:
             locks.pop(name).release()
         if len(done) == len(plan.cells):
@@ -109,14 +109,14 @@ def _gpu_names(listed: Sequence[str]) -> dict[str, str]:
         raise ConfigError(f"--gpus {','.join(listed)}: torch does not list them: {error}") from None
 
 
-def _done(plan: Plan, log: SummaryLog) -> tuple[dict[str, str], list[str]]:
+def _done(plan: Plan) -> tuple[dict[str, str], list[str]]:
     """The cells that a resumed experiment skips, with their statuses; and notes for the user."""
     done, notes = {}, []
     if not plan.options.resume:
         return done, notes
-    latest, before = latest_lines(plan.cells, plan.summary_fields, log.text()), recorded_cells(plan.summary_path)
+    statuses, before = plan.statuses(), recorded_cells(plan.summary_path)
     for cell in plan.cells:
-        status = status_of(latest.get(cell.name, ""))
+        status = statuses[cell.name]
         if status.partition(":")[0] not in plan.options.done_statuses:
             continue
         changed = changed_settings(cell, before[cell.name]) if cell.name in before else []
@@ -136,8 +136,9 @@ def _open(plan: Plan, log: SummaryLog, done: Mapping[str, str], nodes: Nodes) ->
     starts_over, notes = not plan.options.resume and not plan.append_summary, []
     try:
         with log.locked():
-            known = _recorded(plan, starts_over)
-            mine = {cell.name for cell in plan.cells}
+            mine, known = {cell.name for cell in plan.cells}, {}
+            with nullcontext() if not starts_over else suppress(ConfigError):  # a damaged record is replaced
+                known = recorded_cells(plan.summary_path)
             if starts_over and any_held(cell for name, cell in known.items() if name not in mine):
                 notes.append(f"another process is writing to {plan.summary_path}: lines are appended")
             elif starts_over:
@@ -154,15 +155,6 @@ def _open(plan: Plan, log: SummaryLog, done: Mapping[str, str], nodes: Nodes) ->
     return notes
 
 
-def _recorded(plan: Plan, starts_over: bool) -> dict[str, Cell]:
-    try:
-        return recorded_cells(plan.summary_path)
-    except ConfigError:
-        if starts_over:
-            return {}  # a damaged record is replaced
-        raise
-
-
 # --- after --------------------------------------------------------------------------------------------------------
 
 
@@ -174,13 +166,12 @@ def _close(plan: Plan, log: SummaryLog, gpu: str | None = None) -> int:
         log.append(block)
     print("\n".join(block[1:]))
     print(f"summary: {plan.summary_path}\nreport: ./ragen report {plan.summary_path}", flush=True)
-    statuses = {status_of(latest.get(cell.name, "")) for cell in plan.cells}
-    return 0 if statuses == {"success"} else 1
+    return 0 if all(status_of(latest.get(cell.name, "")) == "success" for cell in plan.cells) else 1
 
 
 def _interrupted(plan: Plan, log: SummaryLog) -> int:
-    latest = latest_lines(plan.cells, plan.summary_fields, log.text())
-    totals = totals_line(status_of(latest.get(cell.name, "")) for cell in plan.cells)
+    statuses = plan.statuses()
+    totals = totals_line(statuses[cell.name] for cell in plan.cells)
     log.append(["", f"=== {plan.title} Interrupted: {date()} | {totals} ==="])
     print(f"interrupted: {totals}; run {how_to_resume(plan)} to resume", flush=True)
     return 130

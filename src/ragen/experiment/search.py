@@ -20,7 +20,7 @@ from ragen.experiment.plan import Options, Plan
 from ragen.experiment.spec import Spec, load
 from ragen.experiment.template import make
 from ragen.store.run_folder import RunFolder, write_whole
-from ragen.store.sweep_results import Cell, SummaryLog, latest_lines, status_of
+from ragen.store.sweep_results import Cell
 
 SCORE = "val-env/reward"
 
@@ -134,12 +134,11 @@ def carry(plan: Plan) -> str:
 
 def _scores(plan: Plan, names: list[str]) -> dict[tuple[str, ...], list[float | None]]:
     """Searched values -> score of each seed, None unless it succeeded. Also of runs that --only skipped this time."""
-    lines = latest_lines(plan.all_cells, plan.summary_fields, SummaryLog(plan.summary_path).text())
-    found: dict[tuple[str, ...], list[float | None]] = {}
+    statuses, found = plan.statuses(), {}
     for cell in plan.all_cells:
-        fields, succeeded = dict(cell.fields), status_of(lines.get(cell.name, "")) == "success"
+        fields = dict(cell.fields)
         scores = found.setdefault(tuple(fields[name] for name in names), [])
-        scores.append(score_of(cell) if succeeded else None)
+        scores.append(score_of(cell) if statuses[cell.name] == "success" else None)
     return found
 
 

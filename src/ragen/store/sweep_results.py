@@ -8,10 +8,8 @@
     kl=0.001 | filter=nofilter | include_zero=True | train_time=41.20s | … | gpu=1xH100 | status=success
 
 A line has the documented fields in the documented order; the value of `name` stands without `name=`. `status` is
-`success`, `fail` or `early_stopped:<rule>`. The last line of a cell counts, so a run that failed and was repeated counts
-once. Resuming reads the summary log only: a line that is deleted by hand makes its cell run again.
-
-The record is the summary's neighbour `.json`: what every cell was told to run.
+`success`, `fail` or `early_stopped:<rule>`. The last line of a cell counts. Resuming reads the summary log only: a line
+that is deleted by hand makes its cell run again. The record, `.json` beside it, holds what every cell was told to run.
 """
 
 import json
