@@ -77,14 +77,14 @@ def test_the_pool_agrees_with_a_list_of_flags(num, moves):
             slot = pool.take(size, 0.0)
             assert (slot is None) == (wanted is None)
             if slot is not None:
-                assert [device.index for device in slot] == list(range(wanted, wanted + size))
+                assert [device.number for device in slot] == list(range(wanted, wanted + size))
                 free[wanted : wanted + size] = [False] * size
                 held_slots.append(slot)
         elif held_slots:
             slot = held_slots.pop(which % len(held_slots))
             pool.give_back(slot)
             for device in slot:
-                free[device.index] = True
+                free[device.number] = True
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 GRACE = 120.0  # seconds to end after SIGINT: the run finishes its step and saves
 PAUSE = 0.1
 LOOK = """
 import json, torch
-print(json.dumps([torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]))
+print(json.dumps([torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]))
 """
 
 Job = dict[str, Any]
@@ -54,7 +54,8 @@ def run_child(job: Job, on_pause: Callable[[], None] = lambda: None) -> dict[str
     with subprocess.Popen(
         job["guard"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=job["folder"], start_new_session=True
     ) as guard:
-        _tell(guard, json.dumps(job))
+        assert guard.stdin and guard.stdout
+        _tell(guard.stdin, json.dumps(job))
         answer = b""
         while True:
             try:
@@ -65,14 +66,14 @@ def run_child(job: Job, on_pause: Callable[[], None] = lambda: None) -> dict[str
                         break
                     answer += part
             except KeyboardInterrupt:
-                _tell(guard, "stop")
+                _tell(guard.stdin, "stop")
     return json.loads(answer) if answer else {"error": "the guard of the run was killed"}
 
 
-def _tell(guard: subprocess.Popen, text: str) -> None:
+def _tell(guard: IO[bytes], text: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # it has just ended
-        guard.stdin.write(f"{text}\n".encode())
-        guard.stdin.flush()
+        guard.write(f"{text}\n".encode())
+        guard.flush()
 
 
 def gpu_names(python: str, devices: Sequence[str]) -> list[str]:

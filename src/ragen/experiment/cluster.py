@@ -40,7 +40,7 @@ class Node(NamedTuple):
 
 class Device(NamedTuple):
     node: str
-    index: int  # in the list of its node
+    number: int  # its position in the list of its node
     name: str  # number or UUID of a GPU, or cpu
 
 
@@ -64,9 +64,11 @@ class Cluster:
 
     def nodes(self) -> list[Node]:
         """Those that are alive."""
-        keys = ("NodeID", "NodeManagerHostname", "NodeManagerAddress")
-        found = [node for node in self._ray.nodes() if node["Alive"]]
-        alive = [Node(*(node[key] for key in keys), int(node["Resources"].get("GPU", 0))) for node in found]
+        alive = []
+        for node in self._ray.nodes():
+            if node["Alive"]:
+                num_gpus = int(node["Resources"].get("GPU", 0))
+                alive.append(Node(node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"], num_gpus))
         self._known |= {node.id: node for node in alive}
         return alive
 

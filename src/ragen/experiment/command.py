@@ -75,7 +75,7 @@ def start(whole: Sequence[Plan]) -> int:
         if ended not in (0, 1):  # could not be started, or was interrupted
             return ended
         status = max(status, ended)
-        if load(plan.source).search:
+        if load(plan.source).search.groups:
             print(search.carry(plan))
         if plan.options.evaluate_turns:
             played = evaluation.evaluate(plan)
@@ -122,7 +122,7 @@ def expected_slots(plan: Plan) -> Iterator[tuple[str, ...]]:
             slot = pool.take(size, 0.0) if pool and taken != plan.options.max_parallel else None
             if slot is None:
                 pool, taken = devices.Pool(Device("here", *one) for one in enumerate(listed)), 0
-                slot = pool.take(size, 0.0)
+                slot = pool.take(size, 0.0) or ()
             taken += 1
             yield tuple(device.name for device in slot)
 
@@ -240,8 +240,8 @@ def make_parser(spec: Spec) -> argparse.ArgumentParser:
     shown = load(spec.series[0]["plan"]) if spec.series else spec
     script = f"bash {spec.script}" if spec.script else f"ragen sweep {spec.id}"
     options = own_options(spec)
-    examples = [] if any(option.required for option in options) else ["--dry-run"]
-    examples = "".join(f"  {script} {example}\n" for example in [*examples, *spec.examples])
+    first = [] if any(option.required for option in options) else ["--dry-run"]
+    examples = "".join(f"  {script} {example}\n" for example in [*first, *spec.examples])
     parser = _Parser(
         prog=script,
         usage=f"{script} [options] [-- key=value ...]",
@@ -263,7 +263,7 @@ def _add_own(parser: argparse.ArgumentParser, option: OptionSpec) -> None:
     default = f" (default {option.default})" if option.default else ""
     choices = "{" + ",".join(option.cases) + "}" if option.cases and "*" not in option.cases else ""
     metavar = "LIST" if option.is_list else option.metavar or choices or option.variable.upper()
-    kind = {"action": "store_true"} if option.is_flag else {"metavar": metavar}
+    kind: dict[str, Any] = {"action": "store_true"} if option.is_flag else {"metavar": metavar}
     about = f"{option.help}{default}".replace("%", "%%")
     parser.add_argument(*flags, option.flag, dest=f"own_{option.variable}", help=about, **kind)
 

@@ -185,8 +185,8 @@ def standings(study: Study, tag: str) -> list[Standing]:
         if tag in tags or not tags:
             played.append(setting)
     own = [setting for setting in played if setting.label == study.record.reference]
-    comparable = [setting for setting in played if setting.is_comparable]
-    reference = (own or comparable or [None])[0]
+    candidates = own or [setting for setting in played if setting.is_comparable]
+    reference = candidates[0] if candidates else None
     return [_standing(setting, reference, tag) for setting in played]
 
 

@@ -2,7 +2,7 @@
 
     read("0,1,2,3")                                     # ("0", "1", "2", "3"); cpu,cpu: two runs at once, without a GPU
     check(("0", "1", "2"), 2)                           # ConfigError: 3 GPUs cannot be cut into slots of 2
-    pool = Pool(Device("here", index, name) for index, name in enumerate(("0", "1", "2", "3")))
+    pool = Pool(Device("here", number, name) for number, name in enumerate(("0", "1", "2", "3")))
     slot = pool.take(2, now=0.0)                        # the first two neighbours that are free, or None
     pool.give_back(slot, free_at=30.0)                  # after a pause
     nodes = Nodes(plan, cluster, ("0", "1"), {})        # these devices of every node; () for all that a node has
@@ -73,8 +73,6 @@ def check(devices: Sequence[str], gpus_per_exp: int, cells: Sequence[Cell] = ())
                     f"{cell.name} needs {cell.num_gpus} GPUs, and --gpus {listed} lists {len(devices)}: list more, or "
                     "skip it with --only"
                 )
-    elif size < 1:
-        raise ConfigError(f"--gpus-per-exp {size}: must be at least 1")
     elif size > len(devices):
         raise ConfigError(f"--gpus-per-exp {size}: there are only {len(devices)} GPUs ({listed})")
     elif len(devices) % size:
@@ -239,5 +237,5 @@ class Nodes:
                 gpu_names = named(devices, found, f" on {node.host}")
                 check(devices, self.plan.options.gpus_per_exp or 1, self.plan.cells)
             self._names[node.id] = gpu_names
-        for index, name in enumerate(devices):
-            self.pool.add(Device(node.id, index, name))
+        for number, name in enumerate(devices):
+            self.pool.add(Device(node.id, number, name))

@@ -73,7 +73,7 @@ def _with_settings(options: Options, entry: Mapping[str, str]) -> Options:
 
 def _expand(spec: Spec, options: Options) -> Plan:
     _check_overrides(spec, options.overrides)
-    options = _with_devices(spec, options)
+    options = _with_defaults(spec, options)
     texts, assumed = _settings(spec, options)
     shared = _shared(spec, options, texts)
     fixed = {name: _value(one, one.default or "", shared) for name, one in spec.values.items() if not one.is_list}
@@ -86,8 +86,9 @@ def _expand(spec: Spec, options: Options) -> Plan:
     checkpoint = probe.find(spec, variables(shared, tuple(spec.start)))
     if checkpoint is not None:
         shared["checkpoint"] = checkpoint.value
-    points: dict[str, str] = {}  # label -> its values, in words
-    cells, reference, headings = [], None, {}
+    points: dict[str, str] = {}  # label -> its values
+    headings: dict[str, str] = {}
+    cells, reference = [], None
     for grid in _grids(spec, shared, texts):
         headings |= {grid.group: grid.heading} if grid.heading else {}
         for values in product(*grid.axes.values()):
@@ -98,7 +99,11 @@ def _expand(spec: Spec, options: Options) -> Plan:
                     reference = reference or cell.setting
                 cells.append(cell)
     kept = [cell for cell in cells if _is_wanted(cell, options.only)]
-    options = _filled(spec, options, shared, kept)
+    if options.gpus is not None:
+        devices.check(options.gpus, options.gpus_per_exp, kept)
+    sizes = {cell.num_gpus for cell in kept}
+    gpus_per_exp = sizes.pop() if len(sizes) == 1 else 1
+    options = replace(options, gpus_per_exp=gpus_per_exp, max_parallel=_max_parallel(options, shared))
     common = variables(shared | fixed, cells[0].start)
     return Plan(
         name=spec.id,
@@ -130,13 +135,30 @@ def _expand(spec: Spec, options: Options) -> Plan:
 # --- options and variables ----------------------------------------------------------------------------------------
 
 
-def _with_devices(spec: Spec, options: Options) -> Options:
-    """A run that takes all devices has to know them before it has a name."""
-    if spec.num_gpus != ALL or options.gpus is not None:
-        return options
-    if options.ray_address:
-        raise ConfigError("--ray-address: this experiment takes all GPUs for one run; list them with --gpus LIST")
-    return replace(options, gpus=devices.discover())
+def _with_defaults(spec: Spec, options: Options) -> Options:
+    """The options with the experiment's defaults."""
+    gpus = options.gpus
+    if gpus is None and spec.num_gpus == ALL:  # such a run has to know its devices before it has a name
+        if options.ray_address:
+            raise ConfigError("--ray-address: this experiment takes all GPUs for one run; list them with --gpus LIST")
+        gpus = devices.discover()
+    skip = dict(options.settings).get("skip_statuses", ",".join(options.skip_statuses))
+    return replace(
+        options,
+        gpus=gpus,
+        steps=options.steps or spec.steps,
+        cooldown=spec.cooldown if options.cooldown is None else options.cooldown,
+        model=options.model if "model" in spec.options else options.model or spec.model,
+        resume=options.resume or spec.always_resume,
+        evaluate_turns=spec.evaluate.max_turns if options.evaluate_turns is None else options.evaluate_turns,
+        skip_statuses=() if skip in ("", NONE) else statuses(skip, "--skip-statuses", STATUSES),
+    )
+
+
+def _max_parallel(options: Options, shared: Mapping[str, Any]) -> int | None:
+    if "max_parallel" in shared:
+        return int(shared["max_parallel"].text)
+    return 1 if "parallel" in shared and not shared["parallel"].text else options.max_parallel
 
 
 def _settings(spec: Spec, options: Options) -> tuple[dict[str, str], dict[str, str]]:
@@ -153,7 +175,7 @@ def _settings(spec: Spec, options: Options) -> tuple[dict[str, str], dict[str, s
         if option.required and variable not in given:
             raise ConfigError(f"{option.flag} is missing{_one_of(option)}")
     defaults = {variable: option.default or "" for variable, option in spec.options.items()}
-    found, assumed = search.fixed_values(spec, given, options) if spec.search else ({}, {})
+    found, assumed = search.fixed_values(spec, given, options) if spec.search.groups else ({}, {})
     return {**defaults, **given, **found}, assumed
 
 
@@ -163,24 +185,17 @@ def _one_of(option: OptionSpec) -> str:
 
 def _shared(spec: Spec, options: Options, texts: Mapping[str, str]) -> dict[str, Any]:
     """The variables that are the same in every run."""
-    steps = _steps(spec, options)
     shared: dict[str, Any] = {
-        "steps": "" if steps is None else str(steps),
+        "steps": "" if options.steps is None else str(options.steps),
         "ray_num_cpus": "" if options.ray_num_cpus is None else str(options.ray_num_cpus),
     }
     if "model" not in spec.options:
-        shared["model"] = make("model", options.model or spec.model or "", "--model")
+        shared["model"] = make("model", options.model or "", "--model")
     varied = {*spec.axes, *search.axes(spec, texts)}
     for variable, option in spec.options.items():
         if variable not in varied and not option.is_list:
             shared[variable] = _value(option, texts[variable], shared)
     return shared
-
-
-def _steps(spec: Spec, options: Options) -> int | None:
-    if options.steps is not None and options.steps < 1:
-        raise ConfigError(f"--steps {options.steps}: must be at least 1")
-    return spec.steps if options.steps is None else options.steps
 
 
 def _value(option: OptionSpec, text: str, known: Mapping[str, Any]) -> Value:
@@ -239,7 +254,7 @@ class _Grid:
 
 
 def _grids(spec: Spec, shared: Mapping[str, Any], texts: Mapping[str, str]) -> Iterator[_Grid]:
-    if spec.search:
+    if spec.search.groups:
         searched = search.grid(spec, texts)
         axes = {name: [_value(spec.options[name], text, shared) for text in one] for name, one in searched.items()}
         yield _Grid(axes, spec.name, str(shared["search_group"]))
@@ -282,8 +297,6 @@ def _cells(
     make_variables: Callable[[Mapping[str, Any], tuple[str, ...]], Variables],
 ) -> Iterator[Cell]:
     """The runs of one point of a grid, one for each seed."""
-    if options.seeds is not None and options.seeds < 1:
-        raise ConfigError(f"--seeds {options.seeds}: must be at least 1")
     values = {**known, **point, "axes": "_".join(f"{name}_{value}" for name, value in point.items())}
     plain = Variables(values, spec.derived, None)
     start = tuple(plain.fill(part) for part in spec.start)
@@ -395,33 +408,6 @@ def _batches(cells: Sequence[Cell], size: int | None) -> tuple[tuple[int, ...], 
             batches.append([])
         batches[-1].append(index)
     return tuple(map(tuple, batches))
-
-
-def _filled(spec: Spec, options: Options, shared: Mapping[str, Any], cells: Sequence[Cell]) -> Options:
-    """The options with the experiment's defaults."""
-    sizes = {cell.num_gpus for cell in cells}
-    if options.gpus is not None:
-        devices.check(options.gpus, options.gpus_per_exp, cells)
-    cooldown = spec.cooldown if options.cooldown is None else options.cooldown
-    if not 0 <= cooldown < float("inf"):
-        raise ConfigError(f"--cooldown {cooldown:g}: takes seconds, 0 or more")
-    max_parallel = options.max_parallel
-    if "max_parallel" in shared:
-        max_parallel = int(shared["max_parallel"].text)
-    elif "parallel" in shared and not shared["parallel"].text:
-        max_parallel = 1
-    skip = dict(options.settings).get("skip_statuses", ",".join(options.skip_statuses))
-    return replace(
-        options,
-        gpus_per_exp=sizes.pop() if len(sizes) == 1 else 1,
-        steps=_steps(spec, options),
-        cooldown=cooldown,
-        model=options.model if "model" in spec.options else str(shared["model"]),
-        resume=options.resume or spec.always_resume,
-        evaluate_turns=spec.evaluate.max_turns if options.evaluate_turns is None else options.evaluate_turns,
-        max_parallel=max_parallel,
-        skip_statuses=() if skip == NONE else statuses(skip, "--skip-statuses", STATUSES),
-    )
 
 
 def statuses(text: str, where: str, known: Sequence[str]) -> tuple[str, ...]:

@@ -34,7 +34,8 @@ from ragen.terminal import Screen
 
 STYLES = {"running": "cyan", "waiting": "dim", "success": "green", "fail": "bold red", "early_stopped": "red"}
 ORDER = {"running": 0, "fail": 1, "early_stopped": 1, "success": 2}  # which rows are shown where not all fit
-COLUMNS = {"cell": "left", "slot": "left", "step": "right", "success": "right", "left": "right", "status": "left"}
+COLUMNS = ("cell", "slot", "step", "success", "left", "status")
+NUMBERS = ("step", "success", "left")  # columns
 RECENT = 20  # steps whose mean time predicts the rest
 
 
@@ -75,16 +76,16 @@ class Row:
             self.folder = RunFolder(path)
         if self.total_steps is None:
             self.total_steps = _total_steps(self.folder)
-        for row in self._new_metrics():
+        for row in self._new_metrics(self.folder):
             numbers = {key: n for key, n in row.items() if isinstance(n, (int, float)) and math.isfinite(n)}
             found = [n for key, n in numbers.items() if key.startswith(PREFIX) and key.endswith("/success")]
             self.step = row["step"]
             self.success = sum(found) / len(found) if found else self.success
             self.step_seconds += [numbers["timing_s/step"]] if "timing_s/step" in numbers else []
 
-    def _new_metrics(self) -> Iterator[dict[str, Any]]:
+    def _new_metrics(self, folder: RunFolder) -> Iterator[dict[str, Any]]:
         try:
-            with open(self.folder.metrics_path, "rb") as file:
+            with open(folder.metrics_path, "rb") as file:
                 file.seek(self._read)
                 content = file.read()
         except FileNotFoundError:
@@ -180,8 +181,8 @@ class View:
         rows = list(self.rows.values())
         shown = self._fitting(rows)
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for heading, side in COLUMNS.items():
-            table.add_column(heading, no_wrap=True, justify=side)
+        for heading in COLUMNS:
+            table.add_column(heading, no_wrap=True, justify="right" if heading in NUMBERS else "left")
         for row in shown:
             table.add_row(*_texts(row))
         hidden = [Text(f"and {len(rows) - len(shown)} more", "dim")] if len(shown) < len(rows) else []

@@ -7,9 +7,11 @@
 `expand.py` makes plans, `scheduler.py` runs them.
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ragen.errors import ConfigError
 from ragen.store.sweep_results import Cell, SummaryLog, latest_lines, status_of
 
 CPU = "cpu"  # a device of a slot that has no GPU
@@ -36,6 +38,14 @@ class Options:
     max_parallel: int | None = None  # runs at once; None: one for each slot
     settings: tuple[tuple[str, str], ...] = ()  # the experiment's own options, by variable: (("kl", "0,0.01"),)
     overrides: tuple[str, ...] = ()  # what stood after --
+
+    def __post_init__(self) -> None:
+        for name in ("gpus_per_exp", "steps", "seeds", "ray_num_cpus", "max_parallel"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+        if self.cooldown is not None and not 0 <= self.cooldown < math.inf:
+            raise ConfigError(f"--cooldown {self.cooldown:g}: takes seconds, 0 or more")
 
     @property
     def done_statuses(self) -> frozenset[str]:

@@ -111,7 +111,8 @@ def _gpu_names(listed: Sequence[str]) -> dict[str, str]:
 
 def _done(plan: Plan) -> tuple[dict[str, str], list[str]]:
     """The cells that a resumed experiment skips, with their statuses; and notes for the user."""
-    done, notes = {}, []
+    done: dict[str, str] = {}
+    notes: list[str] = []
     if not plan.options.resume:
         return done, notes
     statuses, before = plan.statuses(), recorded_cells(plan.summary_path)

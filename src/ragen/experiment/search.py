@@ -27,7 +27,7 @@ SCORE = "val-env/reward"
 
 def axes(spec: Spec, settings: Mapping[str, str]) -> list[str]:
     """What the chosen group varies; nothing in an experiment that is not a search."""
-    return list(spec.search.groups[settings["search_group"]]) if spec.search else []
+    return list(spec.search.groups[settings["search_group"]]) if spec.search.groups else []
 
 
 def grid(spec: Spec, settings: Mapping[str, str]) -> dict[str, list[str]]:
@@ -112,15 +112,16 @@ def carry(plan: Plan) -> str:
     group = settings["search_group"]
     names = list(spec.search.groups[group])
     scored = _scores(plan, names)
-    known = {values: fmean(scores) for values, scores in scored.items() if None not in scores}
+    known = {values: fmean(scores) for values, scores in scored.items() if not any(map(math.isnan, scores))}
     if not known:
         return f"no run of group {group} has a score: nothing is stored for the next group"
     best = max(known, key=known.__getitem__)
+    found = dict(zip(names, best, strict=True))
     record = {
         "group": group,
         "environment": settings["env_name"],
         "model": plan.options.model or spec.model or "",
-        "best": dict(zip(names, best, strict=True)),
+        "best": found,
         "score": known[best],
         "metric": SCORE,
         "runs": [{**dict(zip(names, values, strict=True)), "score": score} for values, score in known.items()],
@@ -128,21 +129,22 @@ def carry(plan: Plan) -> str:
     }
     path = _path(spec, group)
     write_whole(path, f"{json.dumps(record, indent=1)}\n".encode())
-    values = ", ".join(f"{name}={value}" for name, value in record["best"].items())
-    return f"best of {len(known)}: {values} with a mean return of {record['score']:.4g}; stored in {path}"
+    values = ", ".join(f"{name}={value}" for name, value in found.items())
+    return f"best of {len(known)}: {values} with a mean return of {known[best]:.4g}; stored in {path}"
 
 
-def _scores(plan: Plan, names: list[str]) -> dict[tuple[str, ...], list[float | None]]:
-    """Searched values -> score of each seed, None unless it succeeded. Also of runs that --only skipped this time."""
-    statuses, found = plan.statuses(), {}
+def _scores(plan: Plan, names: list[str]) -> dict[tuple[str, ...], list[float]]:
+    """Searched values -> score of each seed, NaN unless it succeeded. Also of runs that --only skipped this time."""
+    statuses = plan.statuses()
+    found: dict[tuple[str, ...], list[float]] = {}
     for cell in plan.all_cells:
         fields = dict(cell.fields)
         scores = found.setdefault(tuple(fields[name] for name in names), [])
-        scores.append(score_of(cell) if statuses[cell.name] == "success" else None)
+        scores.append(score_of(cell) if statuses[cell.name] == "success" else math.nan)
     return found
 
 
-def score_of(cell: Cell) -> float | None:
-    """The mean return of a run's last validation."""
+def score_of(cell: Cell) -> float:
+    """The mean return of a run's last validation; NaN without one."""
     series = RunFolder(cell.run_folder).read_metrics().series(SCORE)
-    return next((score for _, score in reversed(list(series)) if math.isfinite(score)), None)
+    return next((score for _, score in reversed(list(series)) if math.isfinite(score)), math.nan)

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, Field, NonNegativeFloat, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ragen.errors import ConfigError, did_you_mean, nearest_of, shown
 
@@ -23,8 +32,10 @@ TIMINGS = ["train_time", "eval_time", "total_time", "wall_time", "gpu", "status"
 NEEDED = ("start", "title", "log", "checkpoints", "summary", "project")
 
 
-class Entry(BaseModel, extra="forbid", frozen=True):
+class Entry(BaseModel):
     """A part of the file. Unknown names are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class OptionSpec(Entry):
@@ -79,8 +90,8 @@ class Searched(Entry):
 class Search(Entry):
     """See `search.py`."""
 
-    carried: str  # the file with the best values of a group
-    groups: dict[str, dict[str, Searched]]
+    carried: str = ""  # the file with the best values of a group
+    groups: dict[str, dict[str, Searched]] = {}
 
 
 class Checkpoint(Entry):
@@ -93,7 +104,7 @@ class Checkpoint(Entry):
 
 
 class Evaluate(Entry):
-    max_turns: tuple[PositiveInt, ...] = Field((), min_length=1)
+    max_turns: tuple[PositiveInt, ...] = Field(default=(), min_length=1)
 
     @field_validator("max_turns")
     @classmethod
@@ -122,7 +133,7 @@ class Spec(Entry):
     derived: dict[str, dict[str, Any]] = {}  # {of: template, cases: …}, {product: template} or {share: …, of: key}
     axes: list[str] = []  # variables whose values are combined, the first one outermost
     groups: dict[str, Group] = {}  # or several grids
-    search: Search | None = None  # or the groups of a search
+    search: Search = Search()  # or the groups of a search
     series: list[dict[str, str]] = []  # or other experiments in sequence: [{plan: name, option: value}]
     # templates of a run
     title: str = ""
@@ -156,7 +167,7 @@ class Spec(Entry):
         return self
 
 
-KNOWN = [name for model in (Spec, *Entry.__subclasses__()) for name in model.model_fields]
+KNOWN = [name for model in Entry.__subclasses__() for name in model.model_fields]
 
 
 def names() -> list[str]:
@@ -174,7 +185,7 @@ def load(name: str) -> Spec:
         spec = Spec(**{**tree, "id": path.stem, "source": name})
     except ValidationError as error:
         raise ConfigError(f"{path}: {_problem(error.errors()[0])}") from None
-    return spec.model_copy(update={"options": spec.options | _searched(spec)}) if spec.search else spec
+    return spec.model_copy(update={"options": spec.options | _searched(spec)}) if spec.search.groups else spec
 
 
 def _path(name: str) -> Path:
@@ -223,7 +234,7 @@ def _named(option: str, entries: Any) -> tuple[str, Any]:
 
 
 def _problem(error: Any) -> str:
-    """An error of pydantic in our words."""
+    """The message for an error of pydantic."""
     *parents, name = map(str, error["loc"] or ("",))
     if error["type"] == "extra_forbidden":
         return f"{'.'.join(parents)}{': ' if parents else ''}unknown entry {name}{did_you_mean(name, KNOWN)}"

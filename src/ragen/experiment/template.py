@@ -189,7 +189,8 @@ class ConfigView:
     """
 
     def __init__(self, start: Sequence[str], typed: Mapping[str, str]):
-        self._start, self._typed, self._config = start, typed, None
+        self._start, self._typed = start, typed
+        self._config: Any = None
         self.read: dict[str, str] = {}
 
     def __format__(self, key: str) -> str:
@@ -216,7 +217,8 @@ class Variables(dict[str, Any]):
 
     def __init__(self, values: Mapping[str, Any], derived: Mapping[str, dict[str, Any]], config: ConfigView | None):
         super().__init__(values)
-        self._derived, self._open = derived, []
+        self._derived = derived
+        self._open: list[str] = []  # being computed
         if config is not None:
             self["config"] = config
 

@@ -96,15 +96,15 @@ def reported_path(log: Path, opening: bytes, offset: int = 0) -> Path | None:
 
 def result_line(fields: Sequence[str], cell: Cell, values: Mapping[str, str]) -> str:
     """The summary line of a cell. A field that is named twice takes the cell's values for it in order."""
-    known = defaultdict(deque)
+    known: dict[str, deque[str]] = defaultdict(deque)
     own_name = ("name", cell.name)
     for name, value in (own_name, *(field for field in cell.fields if field != own_name)):
         known[name].append(value)
     parts = []
     for name in fields:
-        value = known[name].popleft() if known[name] else values.get(name)
-        if value is not None:
-            parts.append(value if name == "name" else f"{name}={value}")
+        text = known[name].popleft() if known[name] else values.get(name)
+        if text is not None:
+            parts.append(text if name == "name" else f"{name}={text}")
     return SEPARATOR.join(parts)
 
 
