@@ -18,7 +18,7 @@ from ragen.config import derive, unused_keys
 from ragen.distributed.workers import ALONE
 from ragen.errors import ConfigError, RunFailed
 from ragen.model.load import find_model, load_model
-from ragen.report.html import write_report
+from ragen.report.run_report import write_report
 from ragen.run.run_logger import Silent
 from ragen.sft import train as sft_train
 from ragen.sft.data import Lesson, make_data, read_rows

@@ -439,7 +439,7 @@ def _envs(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from ragen.report.html import write_report
+    from ragen.report.run_report import write_report
     from ragen.store.run_folder import RunFolder
 
     folder = RunFolder(from_caller(options.folder, caller_folder()))

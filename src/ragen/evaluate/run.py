@@ -109,7 +109,7 @@ class Evaluation:
 
 def evaluate(plan: Plan, note: Callable[[str], None] | None = None, now: datetime | None = None) -> Evaluation:
     """Play everything, write the lines and the report. Raises `ConfigError` and `RunFailed`; the journal stays."""
-    from ragen.evaluate.table import write_report
+    from ragen.evaluate.page import write_report
 
     note = note or (lambda text: print(text, file=sys.stderr, flush=True))
     config = plan.settings[0].config

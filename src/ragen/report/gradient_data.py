@@ -1,10 +1,10 @@
-"""What a gradient analysis has left in a run folder, or at W&B, in the shape that tables and pictures need.
+"""The numbers of a gradient analysis, from a run folder or W&B, in the shape that tables and pictures need.
 
     source = from_folder("model_saving/gradient_analysis/sokoban/PPO/filter/…")
     steps(source)                                   # [1, 51, 101]
     analysis = at(source, 51)
     analysis.buckets()                              # bucket_1, bucket_2, … by growing reward variance, after the filter
-    analysis.buckets(BEFORE)                        # the same of all groups; empty where that was not measured
+    analysis.buckets(BEFORE)                        # the same of all groups; empty if not measured
     analysis.buckets()[0].norm("task")
     answer(analysis).sentence                       # does the task gradient grow with the reward variance?
 
@@ -14,11 +14,13 @@ A number that was not measured, and one that is not finite, is None.
 import json
 import math
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ragen.diagnose.history import finite
 from ragen.errors import ConfigError
 from ragen.format import short
 from ragen.store.run_folder import RunFolder
@@ -55,7 +57,7 @@ class Bucket:
     snr: float | None = None
 
     def get(self, key: str) -> float | None:
-        return _finite(self.values.get(key))
+        return finite(self.values, key)
 
     def norm(self, term: str) -> float | None:
         return self.get(term)
@@ -93,13 +95,17 @@ class Analysis:
     def has(self, prefix: str) -> bool:
         return bool(self.buckets(prefix))
 
+    def prefixes(self) -> list[str]:
+        """Which groups were measured: those that the filter kept, and all of them."""
+        return [AFTER, BEFORE] if self.has(BEFORE) else [AFTER]
+
     def cosine(self, one: str, other: str, prefix: str = AFTER) -> float | None:
         """Between the task gradients of two buckets."""
         if one == other:
             return 1.0
         start = _beside("grad_cos", prefix)
         pairs = (f"{start}/task/{one}/{other}", f"{start}/task/{other}/{one}")
-        return next((value for key in pairs if (value := _finite(self.row.get(key))) is not None), None)
+        return next((value for key in pairs if (value := finite(self.row, key)) is not None), None)
 
     def _bucket(self, prefix: str, name: str) -> Bucket:
         start = f"{prefix}/{name}/"
@@ -108,19 +114,14 @@ class Analysis:
             value
             for row in self.table
             if row.get("prefix", AFTER) == prefix and row.get("bucket") == name
-            if (value := _finite(row.get("reward_std"))) is not None
+            if (value := finite(row, "reward_std")) is not None
         ]
-        snr = _finite(self.row.get(f"{_beside('grad_snr', prefix)}/{name}/task"))
+        snr = finite(self.row, f"{_beside('grad_snr', prefix)}/{name}/task")
         return Bucket(name, values, tuple(stds), snr)
 
 
 def _beside(family: str, prefix: str) -> str:
     return f"{family}{prefix.removeprefix(AFTER)}"
-
-
-def _finite(value: Any) -> float | None:
-    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable else None
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -129,13 +130,13 @@ def _finite(value: Any) -> float | None:
 def from_folder(path: str | Path) -> Source:
     folder = RunFolder(path)
     if not folder.metrics_path.exists():
-        raise ConfigError(f"{folder} is no run folder, which has a {folder.metrics_path.name}")
+        raise ConfigError(f"{folder}: not a run directory (no {folder.metrics_path.name})")
     rows = {row["step"]: row for row in folder.read_metrics().rows}
     return Source(folder.path.resolve().name, rows, read_table(folder.path / TABLE))
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
-    """The rows that can be read; a run that goes on may be writing the last one."""
+    """The rows that can be read; a live run may be writing the last one."""
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
@@ -167,7 +168,7 @@ def _history(rows: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
     """By step; lines of one step are one row."""
     found: dict[int, dict[str, Any]] = {}
     for row in rows:
-        step = _finite(row.get("_step"))
+        step = finite(row, "_step")
         if step is not None:
             known = {key: value for key, value in row.items() if value is not None}
             found.setdefault(int(step), {}).update(known)
@@ -180,11 +181,10 @@ def _plain_name(text: str) -> str:
 
 def steps(source: Source) -> list[int]:
     """Where a bucket has a number that is not 0."""
-    return sorted(step for step, row in source.rows.items() if any(_counts(key, row[key]) for key in row))
-
-
-def _counts(key: str, value: Any) -> bool:
-    return key.startswith(f"{AFTER}/bucket_") and bool(_finite(value))
+    start = f"{AFTER}/bucket_"
+    return sorted(
+        step for step, row in source.rows.items() if any(key.startswith(start) and finite(row, key) for key in row)
+    )
 
 
 def at(source: Source, step: int) -> Analysis:
@@ -210,7 +210,7 @@ def _why_none(name: str, sources: Sequence[Source]) -> str:
         step
         for source in sources
         for step, row in source.rows.items()
-        if source.name == name and _finite(row.get("grad_analysis/empty_after_filter"))
+        if source.name == name and finite(row, "grad_analysis/empty_after_filter")
     ]
     if empty:
         listed = ", ".join(map(str, empty))
@@ -308,17 +308,11 @@ def _caution(buckets: Sequence[Bucket]) -> str:
 
 def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
     """Spearman's, equal values sharing the mean of their ranks; None where either side is constant."""
-    x, y = _ranks(xs), _ranks(ys)
-    middle = (len(x) + 1) / 2
-    spread_x, spread_y = (sum((rank - middle) ** 2 for rank in ranks) for ranks in (x, y))
-    if not spread_x or not spread_y:
+    if len(set(xs)) == 1 or len(set(ys)) == 1:
         return None
-    together = sum((a - middle) * (b - middle) for a, b in zip(x, y, strict=True))
-    return together / math.sqrt(spread_x * spread_y)
+    return statistics.correlation(_ranks(xs), _ranks(ys))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
     order = sorted(values)
-    first = {value: order.index(value) + 1 for value in order}
-    last = {value: place for place, value in enumerate(order, start=1)}
-    return [(first[value] + last[value]) / 2 for value in values]
+    return [order.index(value) + (order.count(value) + 1) / 2 for value in values]

@@ -27,10 +27,9 @@ from ragen.config.tree import leaves
 from ragen.diagnose.checks import CHECKS
 from ragen.diagnose.health import Health
 from ragen.errors import ConfigError, did_you_mean, shown
-from ragen.format import percent, short
-from ragen.report.html import not_default
+from ragen.format import percent, short, sparkline
+from ragen.report.settings import not_default
 from ragen.report.verdict import PREFIX, early_stop, validation_tags
-from ragen.run.console import sparkline
 from ragen.statistics import Difference, Interval, paired_difference
 from ragen.store.run_folder import Metrics, RunFolder, read_episodes
 from ragen.terminal import Screen

@@ -15,6 +15,7 @@ from typing import Any
 from ragen.diagnose.collapse import regime
 from ragen.diagnose.early_stop import EMPTY, SUCCESS, VARIANCE
 from ragen.diagnose.health import Health, HealthVerdict
+from ragen.diagnose.history import finite
 from ragen.format import percent, short
 from ragen.statistics import Difference, Interval, paired_difference
 from ragen.store.run_folder import Metrics
@@ -34,9 +35,13 @@ class Validated:
     random: float | None
     optimal: float | None
 
+    @property
+    def text(self) -> str:
+        return percent(self.success, self.interval)
+
 
 @dataclass
-class Verdict:
+class RunVerdict:
     headline: str
     tone: str  # good, bad or flat
     sentences: list[str] = field(default_factory=list)
@@ -141,7 +146,7 @@ def verdict(
     before: Sequence[dict[str, Any]] = (),
     after: Sequence[dict[str, Any]] = (),
     finished: Mapping[str, Any] | None = None,
-) -> Verdict:
+) -> RunVerdict:
     """`before` and `after` are the episodes of the first and the last validation, where they were stored."""
     tags = validation_tags(metrics)
     parts = []
@@ -152,13 +157,15 @@ def verdict(
         )
         parts.append(_of_tag(tag, validations(metrics, tag), changed, named=len(tags) > 1))
     if not metrics.rows:
-        whole = Verdict("Nothing was measured yet", "flat", ["The run folder holds no metrics."])
+        whole = RunVerdict("Nothing was measured yet", "flat", ["The run folder holds no metrics."])
     elif not parts:
-        whole = Verdict("No validation was made", "flat", ["Without validation nothing can be said about success."])
+        whole = RunVerdict("No validation was made", "flat", ["Without validation nothing can be said about success."])
     else:
         tones = {part.tone for part in parts}
         tone = "bad" if "bad" in tones else "good" if "good" in tones else "flat"
-        whole = Verdict("; ".join(part.headline for part in parts), tone, [s for part in parts for s in part.sentences])
+        whole = RunVerdict(
+            "; ".join(part.headline for part in parts), tone, [s for part in parts for s in part.sentences]
+        )
     whole.health = Health.of(metrics.rows).verdict()
     stop = early_stop(metrics, finished)
     if stop:
@@ -192,32 +199,28 @@ def paired(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) ->
     return paired_difference([old[seed] for seed in seeds], [new[seed] for seed in seeds]) if seeds else None
 
 
-def _of_tag(tag: str, values: Sequence[Validated], change: Difference | None, named: bool) -> Verdict:
+def _of_tag(tag: str, values: Sequence[Validated], change: Difference | None, named: bool) -> RunVerdict:
     what = f"{tag}: success" if named else "Validation success"
     if not values:
-        return Verdict(f"{what} is unknown", "flat", ["No validation gave a finite success rate."])
+        return RunVerdict(f"{what} is unknown", "flat", ["No validation gave a finite success rate."])
     first, last = values[0], values[-1]
     if len(values) < 2:
         sentences = [
-            f"There is only one validation, at step {first.step}: {_with_interval(first)}. "
-            "Two are needed to see a change."
+            f"There is only one validation, at step {first.step}: {first.text}. Two are needed to see a change."
         ]
         headline = f"{what} is {percent(first.success)}; too early to see a change"
-        return Verdict(headline, "flat", sentences + _standing(values))
+        return RunVerdict(headline, "flat", sentences + _standing(values))
     gain = last.success - first.success
     noise, evidence = _is_noise(first, last, change)
     moved = "rose" if gain > 0 else "fell"
-    story = (
-        f"From {_with_interval(first)} at step {first.step} to {_with_interval(last)} at step {last.step}: "
-        f"{_points(gain)}. {evidence}"
-    )
+    story = f"From {first.text} at step {first.step} to {last.text} at step {last.step}: {_points(gain)}. {evidence}"
     if abs(gain) < POINTS_WORTH_NAMING:
         headline, tone = f"{what} did not change", "flat"
     elif noise:
         headline, tone = f"{what} {moved} by {100 * abs(gain):.1f} points, which is within noise", "flat"
     else:
         headline, tone = f"{what} {moved} by {100 * abs(gain):.1f} points", "good" if gain > 0 else "bad"
-    return Verdict(headline, tone, [story, *_peak(values), *_standing(values)])
+    return RunVerdict(headline, tone, [story, *_peak(values), *_standing(values)])
 
 
 def _is_noise(first: Validated, last: Validated, change: Difference | None) -> tuple[bool, str]:
@@ -266,7 +269,7 @@ def _peak(values: Sequence[Validated]) -> list[str]:
     best, last = max(values, key=lambda value: value.success), values[-1]
     if best.interval is None or last.interval is None or best.interval.overlaps(last.interval):
         return []
-    return [f"It was at its best at step {best.step} with {_with_interval(best)}, and has fallen since."]
+    return [f"It was at its best at step {best.step} with {best.text}, and has fallen since."]
 
 
 def _raised(metrics: Metrics, prefix: str) -> dict[str, int]:
@@ -290,19 +293,5 @@ def _non_finite(metrics: Metrics) -> list[str]:
     return sentences
 
 
-def _with_interval(value: Validated) -> str:
-    if value.interval is None:
-        return percent(value.success)
-    return f"{percent(value.success)} [{100 * value.interval.low:.1f}, {100 * value.interval.high:.1f}]"
-
-
 def _points(difference: float) -> str:
     return f"{100 * difference:+.1f} points"
-
-
-def finite(row: dict[str, Any], key: str) -> float | None:
-    """A metric of a row, where it is a number that can be drawn."""
-    value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)

@@ -1,0 +1,103 @@
+"""The page of an evaluation: its tables, success as bars, pass@k, and some episodes turn by turn.
+
+write_report(path, rows, examples, settings)      # ….html and ….md beside the lines
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ragen.env.registry import make
+from ragen.evaluate.run import Row
+from ragen.evaluate.setting import Setting
+from ragen.evaluate.table import footnote, headings, markdown, rate_text, success_text, table_rows
+from ragen.format import percent
+from ragen.report import charts, pages, replay
+from ragen.report.charts import Bar, BarGroup
+from ragen.store.run_folder import episode_record, write_whole
+from ragen.types import Episode
+
+MOST_IN_A_CHART = 8
+CHARACTERS_IN_A_CHART = 100  # across
+
+
+def write_report(
+    path: Path, rows: Sequence[Row], examples: Sequence[Sequence[Episode]], settings: Sequence[Setting]
+) -> Path:
+    """Write the page and the Markdown table beside the lines, and return the path of the page."""
+    tags = list(dict.fromkeys(row.tag for row in rows))
+    models = list(dict.fromkeys(row.model for row in rows))
+    config = settings[0].config
+    envs = {tag: make(config.custom_envs[tag]) for tag in tags}
+    symbols = {tag: env.symbols() for tag, env in envs.items()}
+    exhibits = []
+    for (model, setting), episodes in zip([(m, s) for m in models for s in settings], examples, strict=True):
+        for episode in episodes:
+            record = episode_record(episode, 0, lambda tag, state: envs[tag].render(state))
+            record["title"] = f"{model}, {setting.max_turn} turns"
+            kind = "solved" if episode.final.success else "not solved"
+            exhibits.append(replay.view(replay.Exhibit(kind, (record,)), symbols))
+    sampled = config.actor_rollout_ref.rollout.val_kwargs
+    page = pages.render(
+        "evaluation",
+        models=models,
+        facts={
+            "setting": settings[0].start,
+            "turns": ", ".join(str(setting.max_turn) for setting in settings),
+            "samples of a level": config.es_manager.val.group_size,
+            "sampling": f"temperature {sampled.temperature:g}"
+            if sampled.do_sample and sampled.temperature
+            else "greedy",
+        },
+        headings=headings(rows),
+        footnote=footnote(rows),
+        environments=[_environment(rows, tag) for tag in tags],
+        exhibits=exhibits,
+        symbol_keys=replay.symbol_keys(symbols),
+        path=path,
+    )
+    write_whole(path.with_suffix(".md"), markdown(rows).encode("utf-8", errors="replace"))
+    write_whole(path.with_suffix(".html"), page.encode("utf-8", errors="replace"))
+    return path.with_suffix(".html")
+
+
+def _environment(rows: Sequence[Row], tag: str) -> dict[str, Any]:
+    shown = [row for row in rows if row.tag == tag and row.measured is not None]
+    by_turns = {row.max_turn: row for row in reversed(shown)}
+    turns = list(dict.fromkeys(row.max_turn for row in shown))
+    sampled = [row for row in shown if len(row.measured.pass_at) > 1]
+    ks = sorted({k for row in sampled for k in row.measured.pass_at})
+    return {
+        "tag": tag,
+        "rows": table_rows(rows, tag),
+        "legend": charts.legend([f"{turn} turns" for turn in turns], key="bar"),
+        "charts": list(_success_charts(shown, tag)),
+        "reached": "; ".join(_reached(by_turns[turn]) for turn in turns),
+        "ks": ks,
+        "pass_at": [(row.model, row.max_turn, [rate_text(row.measured.pass_at.get(k)) for k in ks]) for row in sampled],
+    }
+
+
+def _success_charts(rows: Sequence[Row], tag: str) -> Iterator[charts.Markup]:
+    """Success of each model, one bar for each limit of turns."""
+    models = list(dict.fromkeys(row.model for row in rows))
+    for start in range(0, len(models), MOST_IN_A_CHART):
+        some = models[start : start + MOST_IN_A_CHART]
+        room = CHARACTERS_IN_A_CHART // len(some)
+        groups = []
+        for model in some:
+            # Names of checkpoints differ at their ends.
+            label = model if len(model) <= room else f"…{model[-room + 1 :]}"
+            groups.append(BarGroup(label, "", [_bar(row) for row in rows if row.model == model]))
+        yield charts.bar_chart(groups, charts.SHARE, charts.WIDE, name=f"success in {tag}")
+
+
+def _bar(row: Row) -> Bar:
+    return Bar(*row.measured.success, f"{row.model}, {row.max_turn} turns: {success_text(row)}")
+
+
+def _reached(row: Row) -> str:
+    random, optimal = (
+        percent(value) if isinstance(value, float) else "unknown" for value in (row.reached.random, row.reached.optimal)
+    )
+    return f"within {row.max_turn} turns random play {random}, optimal play {optimal}"
