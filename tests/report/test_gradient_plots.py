@@ -302,7 +302,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_person_can_read_every_picture(kind):
     """Axes are named, all data lie inside, and no two texts lie over each other."""
-    with gradient_plots._drawing():
+    with gradient_plots.drawing():
         for name, figure in figures(at(Source(LONG, {51: KINDS[kind]}), 51)).items():
             if figure is None:
                 assert name == "std" and kind == "no variance"
@@ -349,7 +349,7 @@ def test_terms_differ_without_colour():
 
 
 def test_zeros_have_a_place_on_a_log_axis():
-    with gradient_plots._drawing():
+    with gradient_plots.drawing():
         zero = gradient_plots.grid_figure([at(Source("run", {51: KINDS["one without variance"]}), 51)])
         plain = gradient_plots.grid_figure([at(Source("run", {51: KINDS["three buckets"]}), 51)])
     assert [ax.get_xscale() for ax in zero.axes[1:2]] == ["symlog"] and zero.axes[0].get_yscale() == "symlog"
@@ -380,7 +380,7 @@ def test_several_runs_have_a_folder_each_and_share_the_grid(tmp_path, monkeypatc
 
 def test_equal_data_give_equal_files(tmp_path):
     found = at(Source("run", {51: row(51, {"bucket_1": 1.0})}), 51)
-    with gradient_plots._drawing():
+    with gradient_plots.drawing():
         paths = [
             gradient_plots._save(gradient_plots.snr_figure(found), tmp_path / name, 20) for name in ("a.svg", "b.svg")
         ]

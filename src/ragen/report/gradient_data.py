@@ -16,6 +16,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,10 @@ class Bucket:
         return self.get(term)
 
     @property
+    def number(self) -> str:
+        return self.name.removeprefix("bucket_")
+
+    @property
     def reward_std(self) -> float | None:
         """The mean over its groups."""
         return self.get("reward_std_mean")
@@ -98,6 +103,11 @@ class Analysis:
     def prefixes(self) -> list[str]:
         """Which groups were measured: those that the filter kept, and all of them."""
         return [AFTER, BEFORE] if self.has(BEFORE) else [AFTER]
+
+    def norms_by_std(self, term: str, prefix: str = AFTER) -> list[tuple[float, float]]:
+        """(mean reward std, norm) of the buckets in which both are known."""
+        pairs = [(bucket.reward_std, bucket.norm(term)) for bucket in self.buckets(prefix)]
+        return [(std, norm) for std, norm in pairs if std is not None and norm is not None]
 
     def cosine(self, one: str, other: str, prefix: str = AFTER) -> float | None:
         """Between the task gradients of two buckets."""
@@ -139,13 +149,9 @@ def read_table(path: Path) -> list[dict[str, Any]]:
     """The rows that can be read; a live run may be writing the last one."""
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            found.append(row)
-    return found
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [row for row in found if isinstance(row, dict)]
 
 
 def from_wandb(path: str) -> Source:
@@ -195,9 +201,9 @@ def at(source: Source, step: int) -> Analysis:
 def analyses(sources: Sequence[Source], wanted: Sequence[int] = ()) -> list[Analysis]:
     """All analyses of these runs, or those of some steps; each step must be in one of the runs."""
     known = {source.name: steps(source) for source in sources}
-    for name, found in known.items():
-        if not found:
-            raise ConfigError(_why_none(name, sources))
+    for source in sources:
+        if not known[source.name]:
+            raise ConfigError(_why_none(source))
     missing = [step for step in wanted if not any(step in found for found in known.values())]
     if missing:
         there = "; ".join(f"{name}: {', '.join(map(str, found))}" for name, found in known.items())
@@ -205,17 +211,12 @@ def analyses(sources: Sequence[Source], wanted: Sequence[int] = ()) -> list[Anal
     return [at(source, step) for source in sources for step in known[source.name] if not wanted or step in wanted]
 
 
-def _why_none(name: str, sources: Sequence[Source]) -> str:
-    empty = [
-        step
-        for source in sources
-        for step, row in source.rows.items()
-        if source.name == name and finite(row, "grad_analysis/empty_after_filter")
-    ]
-    if empty:
-        listed = ", ".join(map(str, empty))
-        return f"{name}: the filter kept no group at step {listed}, so there is nothing to show; probe another step"
-    return f"{name} holds no gradient analysis: train with {KEY}"
+def _why_none(source: Source) -> str:
+    empty = [step for step, row in source.rows.items() if finite(row, "grad_analysis/empty_after_filter")]
+    if not empty:
+        return f"{source.name} holds no gradient analysis: train with {KEY}"
+    listed = ", ".join(map(str, empty))
+    return f"{source.name}: the filter kept no group at step {listed}, so there is nothing to show; probe another step"
 
 
 # --- the question -------------------------------------------------------------------------------------------------
@@ -265,21 +266,18 @@ def answer(analysis: Analysis, prefix: str = AFTER) -> Answer:
     start = f"At step {analysis.step}, {WHICH[prefix]},"
     if len(known) < 2:
         return Answer((), f"{start} there are fewer than two buckets: nothing to compare.")
-    low, high = known[0].reward_std, known[-1].reward_std
-    trends = tuple(trend for term in TERMS if (trend := _trend(known, term)) is not None)
-    told = [f"the {NAMES[trend.term]} gradient {trend.word}{trend.numbers}" for trend in trends]
-    across = f"from {known[0].name} (reward std {short(low)}) to {known[-1].name} ({short(high)})"
-    return Answer(trends, f"{start} {across}, {'; '.join(told)}.{_verdict(trends)}{_caution(known)}")
+    trends = []
+    for term in TERMS:
+        pairs = analysis.norms_by_std(term, prefix)
+        if len(pairs) > 1:
+            trends.append(Trend(term, pairs[0][1], pairs[-1][1], rank_correlation(*zip(*pairs, strict=True))))
+    first, last = known[0], known[-1]
+    across = f"from {first.name} (reward std {short(first.reward_std)}) to {last.name} ({short(last.reward_std)})"
+    told = "; ".join(f"the {NAMES[trend.term]} gradient {trend.word}{trend.numbers}" for trend in trends)
+    return Answer(tuple(trends), f"{start} {across}, {told}.{_conclusion(trends)}{_caution(known)}")
 
 
-def _trend(buckets: Sequence[Bucket], term: str) -> Trend | None:
-    pairs = [(bucket.reward_std, norm) for bucket in buckets if (norm := bucket.norm(term)) is not None]
-    if len(pairs) < 2:
-        return None
-    return Trend(term, pairs[0][1], pairs[-1][1], rank_correlation(*zip(*pairs, strict=True)))
-
-
-def _verdict(trends: Sequence[Trend]) -> str:
+def _conclusion(trends: Sequence[Trend]) -> str:
     words = {trend.term: trend.word for trend in trends}
     others = [word for term, word in words.items() if term != "task"]
     if "task" not in words or not others:
@@ -296,9 +294,8 @@ def _caution(buckets: Sequence[Bucket]) -> str:
     if not noisy:
         return ""
     if len(noisy) < len(known):
-        return (
-            f" Of these norms, those of {', '.join(noisy)} are mostly noise (signal to noise below {MOSTLY_NOISE:g})."
-        )
+        listed = ", ".join(noisy)
+        return f" Of these norms, those of {listed} are mostly noise (signal to noise below {MOSTLY_NOISE:g})."
     most = max(bucket.snr for bucket in known)
     return (
         f" But these norms are mostly noise, since signal to noise is {short(most)} at best: a larger "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragen.format import short
-from ragen.report.charts import MAX_COLOURS, Line, Point, legend, xy_chart
+from ragen.report.charts import MAX_COLOURS, Line, legend, xy_chart
 from ragen.report.gradient_data import (
     AFTER,
     BEFORE,
@@ -97,18 +97,16 @@ def _cosine_tables(analysis: Analysis) -> Iterator[NumberTable]:
     names = [bucket.name for bucket in analysis.buckets()]
     between = {(one, other): analysis.cosine(one, other) for one in names for other in names}
     if any(value is not None for (one, other), value in between.items() if one != other):
-        rows = [(_number(one), [_cosine_cell(between[one, other]) for other in names]) for one in names]
-        yield NumberTable(["", *map(_number, names)], rows, "Cosine between the buckets' task gradients")
+        numbers = [bucket.number for bucket in analysis.buckets()]
+        cells = [[_cosine_cell(between[one, other]) for other in names] for one in names]
+        rows = list(zip(numbers, cells, strict=True))
+        yield NumberTable(["", *numbers], rows, "Cosine between the buckets' task gradients")
     names.append(analysis.whole().name)
     terms = {(name, pair): _term_cosine(analysis, name, pair) for name in names for pair in PAIRS}
     shown = [pair for pair in PAIRS if any(terms[name, pair] is not None for name in names)]
     if shown:
         rows = [(name, [_cosine_cell(terms[name, pair]) for pair in shown]) for name in names]
         yield NumberTable(["bucket", *(PAIRS[pair] for pair in shown)], rows, "Cosine between the terms of the loss")
-
-
-def _number(bucket: str) -> str:
-    return bucket.removeprefix("bucket_")
 
 
 def _cosine_cell(value: float | None) -> Cell:
@@ -126,12 +124,13 @@ def _term_cosine(analysis: Analysis, bucket: str, pair: str) -> float | None:
 
 def _cards(found: Sequence[Analysis]) -> Iterator[Card]:
     last = found[-1]
-    step, buckets = f"step {last.step}", last.buckets()
+    step = f"step {last.step}"
     shown = _evenly(found, MAX_COLOURS - last.has(BEFORE))
-    task = [Line(f"step {analysis.step}", _points(analysis.buckets(), "task")) for analysis in shown]
-    task.append(Line(f"{step}, before the filter", _points(last.buckets(BEFORE), "task")))
-    others = [Line(NAMES[term], _points(buckets, term)) for term in TERMS if term != "task"]
-    snr = [Line("signal to noise", _known([(bucket.reward_std, bucket.snr) for bucket in buckets]))]
+    task = [Line(f"step {analysis.step}", analysis.norms_by_std("task")) for analysis in shown]
+    task.append(Line(f"{step}, before the filter", last.norms_by_std("task", BEFORE)))
+    others = [Line(NAMES[term], last.norms_by_std(term)) for term in TERMS if term != "task"]
+    pairs = [(bucket.reward_std, bucket.snr) for bucket in last.buckets()]
+    snr = [Line("signal to noise", [(std, snr) for std, snr in pairs if std is not None and snr is not None])]
     for title, lines, y_name, when in (
         ("Task gradient and reward variance", task, "norm", ""),
         ("Entropy and KL gradient and reward variance", others, "norm", step),
@@ -148,11 +147,3 @@ def _evenly(found: Sequence[Analysis], most: int) -> list[Analysis]:
     if len(found) <= most:
         return list(found)
     return [found[round(place * (len(found) - 1) / (most - 1))] for place in range(most)]
-
-
-def _points(buckets: Sequence[Bucket], term: str) -> list[Point]:
-    return _known([(bucket.reward_std, bucket.norm(term)) for bucket in buckets])
-
-
-def _known(pairs: Sequence[tuple[float | None, float | None]]) -> list[Point]:
-    return [(x, y) for x, y in pairs if x is not None and y is not None]
