@@ -1,7 +1,7 @@
 """Numbers as people read them. None is a dash."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -36,6 +36,13 @@ def sparkline(values: Sequence[float], low: float | None = None, high: float | N
     low, high = (min(values) if low is None else low), (max(values) if high is None else high)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
     return "".join(SPARKS[round((value - low) * scale)] for value in values)
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lines without a final line break. A `|` in a cell would end it and becomes `/`."""
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines += [f"| {' | '.join(text.replace('|', '/') for text in texts)} |" for texts in rows]
+    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:

@@ -359,7 +359,7 @@ def test_a_fall_and_its_peak():
     )
     assert (found.headline, found.tone) == ("Validation success fell by 30.0 points", "bad")
     assert "It was at its best at step 5 with 70.0 % [66.0, 74.0], and has fallen since." in found.sentences
-    assert "Its success cannot be told from that of random play." in found.sentences
+    assert "The agent is not distinguishable from random play." in found.sentences
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_no_change_and_no_intervals():
     same = verdict(metrics_of((0, validation_metrics(0.3)), (9, validation_metrics(0.3))))
     assert same.headline == "Validation success did not change"
     rose = verdict(metrics_of((0, validation_metrics(0.3)), (9, validation_metrics(0.6))))
-    assert "No intervals were stored: whether this is more than noise cannot be said." in rose.sentences[0]
+    assert "No intervals were stored: whether this is more than noise is unknown." in rose.sentences[0]
 
 
 def test_early_stop_is_said():

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ragen.evaluate.metrics import Estimate, difference
 from ragen.evaluate.run import Row
-from ragen.format import percent
+from ragen.format import markdown_table, percent
 from ragen.statistics import Difference
 
 DASH = "–"
@@ -148,7 +148,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     """As wide as the terminal; elsewhere nothing is cut."""
     for tag in dict.fromkeys(row.tag for row in rows):
         if not console.is_terminal:
-            console.print(markdown_table(rows, tag), soft_wrap=True, markup=False, highlight=False)
+            console.print(markdown_section(rows, tag), soft_wrap=True, markup=False, highlight=False)
             continue
         table = Table(title=tag, title_justify="left", box=None, header_style="dim", pad_edge=False)
         for heading in headings(rows):
@@ -159,13 +159,10 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     console.print(footnote(rows), markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
-def markdown_table(rows: Sequence[Row], tag: str) -> str:
-    heads = headings(rows)
-    lines = [f"{tag}", "", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    lines += [f"| {' | '.join(text.replace('|', '/') for text in texts)} |" for texts in table_rows(rows, tag)]
-    return "\n".join(lines) + "\n"
+def markdown_section(rows: Sequence[Row], tag: str) -> str:
+    return f"{tag}\n\n{markdown_table(headings(rows), table_rows(rows, tag))}\n"
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    parts = ["# Evaluation"] + [f"## {markdown_table(rows, tag)}" for tag in dict.fromkeys(row.tag for row in rows)]
+    parts = ["# Evaluation"] + [f"## {markdown_section(rows, tag)}" for tag in dict.fromkeys(row.tag for row in rows)]
     return "\n\n".join([*parts, footnote(rows)]) + "\n"

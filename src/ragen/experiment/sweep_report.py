@@ -27,7 +27,7 @@ from ragen.experiment.compare import (
     verdict_text,
 )
 from ragen.experiment.results import SEPARATOR, record_path, totals_line
-from ragen.format import percent
+from ragen.format import markdown_table, percent
 from ragen.report.charts import NARROW, SHARE, SMALL, WIDE, Axis, Bar, BarGroup, Level, Line, bar_chart, line_chart
 from ragen.report.pages import Card, render
 from ragen.report.runs import value_text
@@ -81,19 +81,12 @@ def markdown(study: Study) -> str:
     parts = [f"# {study.record.title}", f"{_facts(study)}."]
     for tag in study.tags:
         found = standings(study, tag)
-        parts += [f"## {tag}: {headline(found)[0]}", *findings(found), "\n".join(_markdown_rows(study, found))]
+        table = markdown_table(_headings(study), [_texts(study, standing) for standing in found])
+        parts += [f"## {tag}: {headline(found)[0]}", *findings(found), table]
     if not study.tags:
         parts.append("No validation was made yet.")
         parts.append("\n".join(f"- {setting.title}: {setting.status}" for setting in study.settings))
     return "\n\n".join(parts) + "\n"
-
-
-def _markdown_rows(study: Study, found: Sequence[Standing]) -> Iterator[str]:
-    heads = _headings(study)
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{'|'.join('---' for _ in heads)}|"
-    for standing in found:
-        yield f"| {' | '.join(text.replace('|', '/') for text in _texts(study, standing))} |"
 
 
 def _headings(study: Study) -> list[str]:

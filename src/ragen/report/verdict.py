@@ -1,4 +1,4 @@
-"""What a run amounts to, in words, from its metrics and its validation episodes alone.
+"""The verdict on a run, in words, from its metrics and its validation episodes alone.
 
     verdict(metrics, before, after).headline            # "Validation success rose by 15.2 points"
     early_stop(metrics, folder.read_finished())         # Stop("reward_variance_collapse", step=41, …), or None
@@ -8,7 +8,7 @@ and the last validation, and, where both played the same levels once each, the p
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,8 +94,7 @@ RULES = {
     ),
     EMPTY: RuleWords(
         "The filter keeps no group",
-        "A step in which the filter keeps nothing makes no update. So many of them one after the other will not pass "
-        "by themselves.",
+        "A step in which the filter keeps nothing makes no update. A long series of such steps will not end by itself.",
         (
             "A larger es_manager.train.group_size: of more tries at a level, some differ.",
             "A milder filter: a rollout_filter_value nearer to 1, or "
@@ -116,8 +115,10 @@ def early_stop(metrics: Metrics, finished: Mapping[str, Any] | None = None) -> S
             step if isinstance(step, int) else metrics.last_step(),
             str(finished.get("explanation") or ""),
         )
-    for key, step in _raised(metrics, STOPPED).items():
-        return Stop(key.removeprefix(STOPPED), step)
+    for row in metrics.rows:
+        for key, value in row.items():
+            if key.startswith(STOPPED) and value:
+                return Stop(key.removeprefix(STOPPED), row["step"])
     return None
 
 
@@ -149,23 +150,12 @@ def verdict(
 ) -> RunVerdict:
     """`before` and `after` are the episodes of the first and the last validation, where they were stored."""
     tags = validation_tags(metrics)
-    parts = []
-    for tag in tags:
-        changed = paired(
-            [episode for episode in before if episode["tag"] == tag],
-            [episode for episode in after if episode["tag"] == tag],
-        )
-        parts.append(_of_tag(tag, validations(metrics, tag), changed, named=len(tags) > 1))
     if not metrics.rows:
         whole = RunVerdict("Nothing was measured yet", "flat", ["The run folder holds no metrics."])
-    elif not parts:
+    elif not tags:
         whole = RunVerdict("No validation was made", "flat", ["Without validation nothing can be said about success."])
     else:
-        tones = {part.tone for part in parts}
-        tone = "bad" if "bad" in tones else "good" if "good" in tones else "flat"
-        whole = RunVerdict(
-            "; ".join(part.headline for part in parts), tone, [s for part in parts for s in part.sentences]
-        )
+        whole = _of_tags(metrics, tags, before, after)
     whole.health = Health.of(metrics.rows).verdict()
     stop = early_stop(metrics, finished)
     if stop:
@@ -176,22 +166,44 @@ def verdict(
     return whole
 
 
-def _reasoning(metrics: Metrics) -> list[str]:
-    """The regime at the last measurement, with its numbers."""
-    measured = [row for row in metrics.rows if regime(row) is not None]
-    if not measured:
-        return []
-    found = regime(measured[-1], measured[0])
-    near = "" if found.is_clear else ", nearer to its threshold than noise"
-    return [
-        f"The reasoning at step {measured[-1]['step']} is {found.name}: I(X;Z) {found.information:.2f} nats (low below "
-        f"{found.information_threshold:.2f}{near}), H(Z|X) {found.entropy:.3f} nats a token (low below "
-        f"{found.entropy_threshold:.3f})."
-    ]
+def _of_tags(
+    metrics: Metrics, tags: Sequence[str], before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]
+) -> RunVerdict:
+    """The verdicts of all environments as one."""
+    parts = []
+    for tag in tags:
+        change = paired(*([episode for episode in some if episode["tag"] == tag] for some in (before, after)))
+        subject = f"{tag}: success" if len(tags) > 1 else "Validation success"
+        parts.append(_of_tag(subject, validations(metrics, tag), change))
+    tones = {part.tone for part in parts}
+    tone = next((tone for tone in ("bad", "good") if tone in tones), "flat")
+    return RunVerdict("; ".join(part.headline for part in parts), tone, [s for part in parts for s in part.sentences])
+
+
+def _of_tag(subject: str, values: Sequence[Validated], change: Difference | None) -> RunVerdict:
+    if not values:
+        return RunVerdict(f"{subject} is unknown", "flat", ["No validation gave a finite success rate."])
+    first, last = values[0], values[-1]
+    if len(values) < 2:
+        only = f"There is only one validation, at step {first.step}: {first.text}. Two are needed to see a change."
+        headline = f"{subject} is {percent(first.success)}; too early to see a change"
+        return RunVerdict(headline, "flat", [only, *_standing(values)])
+    gain = last.success - first.success
+    is_noise, evidence = _evidence(first, last, change)
+    moved = f"{subject} {'rose' if gain > 0 else 'fell'} by {100 * abs(gain):.1f} points"
+    if abs(gain) < POINTS_WORTH_NAMING:
+        headline, tone = f"{subject} did not change", "flat"
+    elif is_noise:
+        headline, tone = f"{moved}, which is within noise", "flat"
+    else:
+        headline, tone = moved, "good" if gain > 0 else "bad"
+    steps = f"From {first.text} at step {first.step} to {last.text} at step {last.step}"
+    story = f"{steps}: {100 * gain:+.1f} points. {evidence}"
+    return RunVerdict(headline, tone, [story, *_peak(values), *_standing(values)])
 
 
 def paired(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> Difference | None:
-    """The change on the levels that both played; None where a level was played more than once (those are no pairs)."""
+    """The change on the levels that both played; None if a level was played more than once (those are no pairs)."""
     old, new = ({episode["seed"]: episode["success"] for episode in episodes} for episodes in (before, after))
     if len(old) != len(before) or len(new) != len(after):
         return None
@@ -199,99 +211,68 @@ def paired(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) ->
     return paired_difference([old[seed] for seed in seeds], [new[seed] for seed in seeds]) if seeds else None
 
 
-def _of_tag(tag: str, values: Sequence[Validated], change: Difference | None, named: bool) -> RunVerdict:
-    what = f"{tag}: success" if named else "Validation success"
-    if not values:
-        return RunVerdict(f"{what} is unknown", "flat", ["No validation gave a finite success rate."])
-    first, last = values[0], values[-1]
-    if len(values) < 2:
-        sentences = [
-            f"There is only one validation, at step {first.step}: {first.text}. Two are needed to see a change."
-        ]
-        headline = f"{what} is {percent(first.success)}; too early to see a change"
-        return RunVerdict(headline, "flat", sentences + _standing(values))
-    gain = last.success - first.success
-    noise, evidence = _is_noise(first, last, change)
-    moved = "rose" if gain > 0 else "fell"
-    story = f"From {first.text} at step {first.step} to {last.text} at step {last.step}: {_points(gain)}. {evidence}"
-    if abs(gain) < POINTS_WORTH_NAMING:
-        headline, tone = f"{what} did not change", "flat"
-    elif noise:
-        headline, tone = f"{what} {moved} by {100 * abs(gain):.1f} points, which is within noise", "flat"
+def _evidence(first: Validated, last: Validated, change: Difference | None) -> tuple[bool, str]:
+    """Whether a change is within noise, and how we know."""
+    if first.interval is None or last.interval is None:
+        is_noise, text = True, "No intervals were stored"
+        meaning = ": whether this is more than noise is unknown"
     else:
-        headline, tone = f"{what} {moved} by {100 * abs(gain):.1f} points", "good" if gain > 0 else "bad"
-    return RunVerdict(headline, tone, [story, *_peak(values), *_standing(values)])
-
-
-def _is_noise(first: Validated, last: Validated, change: Difference | None) -> tuple[bool, str]:
-    known = first.interval is not None and last.interval is not None
-    overlap = known and first.interval.overlaps(last.interval)
-    if known:
-        words = "The 95 % intervals overlap" if overlap else "The 95 % intervals do not overlap"
-    else:
-        words = "No intervals were stored"
+        is_noise = first.interval.overlaps(last.interval)
+        text = f"The 95 % intervals {'overlap' if is_noise else 'do not overlap'}"
+        meaning = ": this may be chance" if is_noise else ""
     if change is None:
-        if not known:
-            return True, f"{words}: whether this is more than noise cannot be said."
-        return overlap, f"{words}: this may be chance." if overlap else f"{words}."
-    span = f"{_points(change.mean)} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+        return is_noise, f"{text}{meaning}."
+    span = f"{100 * change.mean:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
     meaning = "zero is among the possible values" if change.is_noise else "this is more than noise"
-    return change.is_noise, f"{words}. Level by level, on {change.num_levels} shared levels, {span}: {meaning}."
+    return change.is_noise, f"{text}. Level by level, on {change.num_levels} shared levels, {span}: {meaning}."
 
 
-def _standing(values: Sequence[Validated]) -> list[str]:
+def _standing(values: Sequence[Validated]) -> Iterator[str]:
     """Where the agent is between random and optimal play."""
     first, last = values[0], values[-1]
-    random = next((value.random for value in reversed(values) if value.random is not None), None)
-    optimal = next((value.optimal for value in reversed(values) if value.optimal is not None), None)
-    sentences = []
-    if random is not None and optimal is not None and optimal > random:
-        covered = [(value.success - random) / (optimal - random) for value in (first, last)]
-        start = f" ({percent(covered[0])} at the start)" if len(values) > 1 and covered[0] > 0 else ""
-        if covered[1] >= 1:
-            place = ": the agent is at the optimum."
-        elif covered[1] > 0:
-            place = f": the agent has covered {percent(covered[1])} of the way between them{start}."
-        else:
-            place = "."
+    random, optimal = (
+        next((getattr(value, name) for value in reversed(values) if getattr(value, name) is not None), None)
+        for name in ("random", "optimal")
+    )
+    if random is None:
+        return
+    if optimal is not None and optimal > random:
+        begun, covered = ((value.success - random) / (optimal - random) for value in (first, last))
+        start = f" ({percent(begun)} at the start)" if len(values) > 1 and begun > 0 else ""
+        distance = f": the agent has covered {percent(covered)} of the way between them{start}" if covered > 0 else ""
         levels = f"Random play reaches {percent(random)} and optimal play {percent(optimal)} of these levels"
-        sentences.append(levels + place)
-    elif random is not None:
-        sentences.append(f"Random play reaches {percent(random)} of these levels.")
-    if random is not None and last.interval is not None and random in last.interval:
-        sentences.append("Its success cannot be told from that of random play.")
-    elif random is not None and last.success < random:
-        sentences.append("It is worse than random play.")
-    return sentences
+        yield f"{levels}{': the agent is at the optimum' if covered >= 1 else distance}."
+    else:
+        yield f"Random play reaches {percent(random)} of these levels."
+    if last.interval is not None and random in last.interval:
+        yield "The agent is not distinguishable from random play."
+    elif last.success < random:
+        yield "It is worse than random play."
 
 
-def _peak(values: Sequence[Validated]) -> list[str]:
+def _peak(values: Sequence[Validated]) -> Iterator[str]:
     best, last = max(values, key=lambda value: value.success), values[-1]
-    if best.interval is None or last.interval is None or best.interval.overlaps(last.interval):
-        return []
-    return [f"It was at its best at step {best.step} with {best.text}, and has fallen since."]
+    if best.interval is not None and last.interval is not None and not best.interval.overlaps(last.interval):
+        yield f"It was at its best at step {best.step} with {best.text}, and has fallen since."
 
 
-def _raised(metrics: Metrics, prefix: str) -> dict[str, int]:
-    """Flags with this prefix that were set, and the first step of each."""
-    found: dict[str, int] = {}
-    for row in metrics.rows:
-        for key, value in row.items():
-            if key.startswith(prefix) and value:
-                found.setdefault(key, row["step"])
-    return found
+def _reasoning(metrics: Metrics) -> Iterator[str]:
+    """The regime at the last measurement, with its numbers."""
+    measured = [row for row in metrics.rows if regime(row) is not None]
+    if measured:
+        found = regime(measured[-1], measured[0])
+        near = "" if found.is_clear else ", nearer to its threshold than noise"
+        yield (
+            f"The reasoning at step {measured[-1]['step']} is {found.name}: I(X;Z) {found.information:.2f} nats (low "
+            f"below {found.information_threshold:.2f}{near}), H(Z|X) {found.entropy:.3f} nats a token (low below "
+            f"{found.entropy_threshold:.3f})."
+        )
 
 
-def _non_finite(metrics: Metrics) -> list[str]:
-    sentences = []
+def _non_finite(metrics: Metrics) -> Iterator[str]:
     for key in metrics.names():
-        steps = [(step, value) for step, value in metrics.series(key) if not math.isfinite(value)]
-        if steps:
-            step, value = steps[0]
-            times = "once" if len(steps) == 1 else f"{len(steps)} times"
-            sentences.append(f"{key} was not finite {times}, first at step {step} ({short(value)}).")
-    return sentences
-
-
-def _points(difference: float) -> str:
-    return f"{100 * difference:+.1f} points"
+        points = [(step, value) for step, value in metrics.series(key) if not math.isfinite(value)]
+        if points:
+            step, value = points[0]
+            times = "once" if len(points) == 1 else f"{len(points)} times"
+            yield f"{key} was not finite {times}, first at step {step} ({short(value)})."
