@@ -3,7 +3,7 @@
 write_report(path, rows, examples, settings)      # ….html and ….md beside the lines
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from ragen.report.charts import Bar, BarGroup
 from ragen.store.run_folder import episode_record, write_whole
 from ragen.types import Episode
 
-MOST_IN_A_CHART = 8
 CHARACTERS_IN_A_CHART = 100  # across
 
 
@@ -65,35 +64,30 @@ def _environment(rows: Sequence[Row], tag: str) -> dict[str, Any]:
     shown = [row for row in rows if row.tag == tag and row.measured is not None]
     by_turns = {row.max_turn: row for row in reversed(shown)}
     turns = list(dict.fromkeys(row.max_turn for row in shown))
+    models = list(dict.fromkeys(row.model for row in shown))
+    room = CHARACTERS_IN_A_CHART // max(1, min(len(models), charts.MAX_GROUPS))
     sampled = [row for row in shown if len(row.measured.pass_at) > 1]
     ks = sorted({k for row in sampled for k in row.measured.pass_at})
     return {
         "tag": tag,
         "rows": table_rows(rows, tag),
         "legend": charts.legend([f"{turn} turns" for turn in turns], key="bar"),
-        "charts": list(_success_charts(shown, tag)),
+        "charts": charts.bar_charts([_bars(shown, model, room) for model in models], f"success in {tag}"),
         "reached": "; ".join(_reached(by_turns[turn]) for turn in turns),
         "ks": ks,
         "pass_at": [(row.model, row.max_turn, [rate_text(row.measured.pass_at.get(k)) for k in ks]) for row in sampled],
     }
 
 
-def _success_charts(rows: Sequence[Row], tag: str) -> Iterator[charts.Markup]:
-    """Success of each model, one bar for each limit of turns."""
-    models = list(dict.fromkeys(row.model for row in rows))
-    for start in range(0, len(models), MOST_IN_A_CHART):
-        some = models[start : start + MOST_IN_A_CHART]
-        room = CHARACTERS_IN_A_CHART // len(some)
-        groups = []
-        for model in some:
-            # Names of checkpoints differ at their ends.
-            label = model if len(model) <= room else f"…{model[-room + 1 :]}"
-            groups.append(BarGroup(label, "", [_bar(row) for row in rows if row.model == model]))
-        yield charts.bar_chart(groups, charts.SHARE, charts.WIDE, name=f"success in {tag}")
-
-
-def _bar(row: Row) -> Bar:
-    return Bar(*row.measured.success, f"{row.model}, {row.max_turn} turns: {success_text(row)}")
+def _bars(rows: Sequence[Row], model: str, room: int) -> BarGroup:
+    """One bar for each limit of turns. Of a long name the end is shown, where names of checkpoints differ."""
+    label = model if len(model) <= room else f"…{model[-room + 1 :]}"
+    bars = [
+        Bar(*row.measured.success, f"{row.model}, {row.max_turn} turns: {success_text(row)}")
+        for row in rows
+        if row.model == model
+    ]
+    return BarGroup(label, "", bars)
 
 
 def _reached(row: Row) -> str:

@@ -28,10 +28,10 @@ from ragen.experiment.compare import (
 )
 from ragen.experiment.results import SEPARATOR, record_path, totals_line
 from ragen.format import markdown_table, percent
-from ragen.report.charts import NARROW, SHARE, SMALL, WIDE, Axis, Bar, BarGroup, Level, Line, bar_chart, line_chart
+from ragen.report.charts import NARROW, SHARE, SMALL, WIDE, Axis, Bar, BarGroup, Level, Line, bar_charts, line_chart
 from ragen.report.pages import Card, render
 from ragen.report.runs import value_text
-from ragen.report.verdict import PREFIX, validations
+from ragen.report.verdict import PREFIX, baselines, validations
 from ragen.statistics import Interval
 from ragen.store.run_folder import write_whole
 
@@ -141,23 +141,19 @@ def page(study: Study) -> str:
 def _environment(study: Study, tag: str) -> dict[str, Any]:
     found = standings(study, tag)
     text, tone = headline(found)
-    levels = _levels(study, tag)
+    trials = [trial for setting in study.settings for trial in setting.trials]
+    validated = next((values for trial in trials if (values := validations(trial.run.metrics, tag))), [])
+    levels = [Level(name, value) for name, value in baselines(validated).items()]
     return {
         "tag": tag,
         "headline": text,
         "tone": tone,
         "findings": findings(found),
         "rows": [(_colour(study, standing.setting), _texts(study, standing)) for standing in found],
-        "bars": list(_bar_charts(study, found)),
+        "bars": bar_charts([_bar(one) for one in found if one.success is not None], f"success against {study.axis}"),
         "baselines": "".join(f"; {level.label} play {percent(level.value)}" for level in levels),
         "curves": list(_success_cards(study, tag, levels)),
     }
-
-
-def _bar_charts(study: Study, found: Sequence[Standing]) -> Iterator[str]:
-    groups = [_bar(standing) for standing in found if standing.success is not None]
-    for start in range(0, len(groups), MOST_LINES):
-        yield bar_chart(groups[start : start + MOST_LINES], SHARE, WIDE, name=f"success against {study.axis}")
 
 
 def _bar(standing: Standing) -> BarGroup:
@@ -165,16 +161,6 @@ def _bar(standing: Standing) -> BarGroup:
     low, high = success.interval or Interval(success.value, success.value)
     note = f"step {success.step}{f' {STOPPED}' if standing.setting.stops else ''}"
     return BarGroup(title, note, [Bar(success.value, low, high, f"{title}: {value_text('success', success)}")])
-
-
-def _levels(study: Study, tag: str) -> list[Level]:
-    """What random and optimal play reach on the validation levels."""
-    for setting in study.settings:
-        for trial in setting.trials:
-            for value in validations(trial.run.metrics, tag):
-                known = (("random", value.random), ("optimal", value.optimal))
-                return [Level(name, level) for name, level in known if level is not None]
-    return []
 
 
 def _success_cards(study: Study, tag: str, levels: Sequence[Level]) -> Iterator[Card]:

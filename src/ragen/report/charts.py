@@ -23,6 +23,7 @@ NARROW = (360, 250)
 MAX_POINTS = 300  # beyond it neighbours are drawn as their mean
 MIN_TO_SMOOTH = 24
 MAX_COLOURS = 5  # of the style sheet
+MAX_GROUPS = 8  # of bars in a chart
 
 Point = tuple[float, float]
 Size = tuple[int, int]
@@ -149,6 +150,12 @@ def bar_chart(groups: Sequence[BarGroup], axis: Axis, size: Size, name: str = ""
         parts.append(_text(group.label, middle, height - 22, "tick strong", "middle"))
         parts.append(_text(group.note, middle, height - 8, anchor="middle"))
     return _svg(size, [*parts, frame.bottom_line()], name)
+
+
+def bar_charts(groups: Sequence[BarGroup], name: str) -> list[Markup]:
+    """Shares of any number of groups, MAX_GROUPS in a chart."""
+    starts = range(0, len(groups), MAX_GROUPS)
+    return [bar_chart(groups[start : start + MAX_GROUPS], SHARE, WIDE, name) for start in starts]
 
 
 def sparkline(points: Sequence[Point]) -> Markup:

@@ -17,6 +17,7 @@ import markupsafe
 from markupsafe import Markup
 
 from ragen import __version__
+from ragen.format import short
 
 # Control characters are shown as symbols: a browser would hide them, and XML forbids them.
 _SYMBOLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
@@ -49,6 +50,8 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters["short"] = short
+    made.filters["whole"] = lambda number: short(None if number is None else int(number))
     made.filters["unbroken"] = lambda text: text.replace(" %", "\u00a0%")  # no line begins with a percent sign
     return made
 

@@ -26,7 +26,7 @@ from ragen.report import charts, gradient_section, replay
 from ragen.report.charts import MIN_TO_SMOOTH, SHARE, SMALL, Axis, Bar, BarGroup, Level, Line, Point, line_chart
 from ragen.report.pages import Card, render
 from ragen.report.settings import not_default, setting_text
-from ragen.report.verdict import PREFIX, RULES, early_stop, validation_tags, validations, verdict
+from ragen.report.verdict import PREFIX, RULES, baselines, early_stop, validation_tags, validations, verdict
 from ragen.statistics import Rate, bin_order
 from ragen.store.run_folder import Metrics, RunFolder, read_episodes
 
@@ -320,10 +320,7 @@ def _success_card(run: RunData, tag: str, title: str) -> Card | None:
         points = [(value.step, value.success) for value in values]
         band = [(value.step, *value.interval) for value in values if value.interval is not None]
         lines += [Line(label, points, band, dots=True)] if values else []
-    levels = []
-    for name in ("random", "optimal"):
-        known = [getattr(value, name) for value in sampled if getattr(value, name) is not None]
-        levels += [Level(name, known[-1])] if known else []
+    levels = [Level(name, value) for name, value in baselines(sampled).items()]
     wide, narrow = (
         line_chart(lines, SHARE, size, levels, end_labels=True, name=title) for size in (charts.WIDE, charts.NARROW)
     )

@@ -142,6 +142,15 @@ def validations(metrics: Metrics, tag: str, name: str = "success") -> list[Valid
     return found
 
 
+def baselines(values: Sequence[Validated]) -> dict[str, float]:
+    """What random and optimal play reach on these levels, where known."""
+    found = {}
+    for name in ("random", "optimal"):
+        known = [getattr(value, name) for value in values if getattr(value, name) is not None]
+        found |= {name: known[-1]} if known else {}
+    return found
+
+
 def verdict(
     metrics: Metrics,
     before: Sequence[dict[str, Any]] = (),
@@ -230,10 +239,8 @@ def _evidence(first: Validated, last: Validated, change: Difference | None) -> t
 def _standing(values: Sequence[Validated]) -> Iterator[str]:
     """Where the agent is between random and optimal play."""
     first, last = values[0], values[-1]
-    random, optimal = (
-        next((getattr(value, name) for value in reversed(values) if getattr(value, name) is not None), None)
-        for name in ("random", "optimal")
-    )
+    reached = baselines(values)
+    random, optimal = reached.get("random"), reached.get("optimal")
     if random is None:
         return
     if optimal is not None and optimal > random:
