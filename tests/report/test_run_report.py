@@ -20,7 +20,8 @@ from ragen.report.pages import environment
 from ragen.report.replay import choose, reply_spans
 from ragen.report.run_report import write_report
 from ragen.report.settings import not_default
-from ragen.report.verdict import RULES, Stop, early_stop, verdict
+from ragen.report.stop_section import RULES
+from ragen.report.verdict import Stop, early_stop, verdict
 from ragen.store.run_folder import Metrics
 from ragen.types import Group
 

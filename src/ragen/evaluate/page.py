@@ -1,6 +1,8 @@
 """The page of an evaluation: its tables, success as bars, pass@k, and some episodes turn by turn.
 
-write_report(path, rows, examples, settings)      # ….html and ….md beside the lines
+    write_report(path, rows, examples, settings)      # ….html and ….md beside the lines
+
+`templates/evaluation.html.jinja` lays it out.
 """
 
 from collections.abc import Sequence

@@ -60,7 +60,8 @@ class Axis:
         return f"{100 * value:.6g} %" if self.percent else f"{value:.6g}"
 
 
-SHARE = Axis(percent=True, low=0.0, high=1.0)
+FREE, POSITIVE = Axis(), Axis(low=0.0)
+PERCENT, SHARE = Axis(percent=True, low=0.0), Axis(percent=True, low=0.0, high=1.0)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Each section is a function of `RunData` that returns what `templates/run.html.ji
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,16 @@ from typing import Any
 from ragen.config.tree import build, leaves
 from ragen.diagnose.checks import CHECKS
 from ragen.diagnose.collapse import FIRST_TURN, TRAJECTORY
-from ragen.diagnose.early_stop import EMPTY, REWARD_STD, SUCCESS, VARIANCE, StopRules
 from ragen.diagnose.health import HealthVerdict, HealthWarning
 from ragen.diagnose.history import QUANTITIES, Limits, finite, series_of
 from ragen.env.base import Tag
 from ragen.env.registry import make
 from ragen.format import compact, duration, percent, short
-from ragen.report import charts, gradient_section, replay
-from ragen.report.charts import MIN_TO_SMOOTH, SHARE, SMALL, Axis, Bar, BarGroup, Level, Line, Point, line_chart
+from ragen.report import charts, gradient_section, replay, stop_section
+from ragen.report.charts import FREE, MIN_TO_SMOOTH, PERCENT, POSITIVE, SHARE, SMALL, Axis, Bar, BarGroup, Level, Line
 from ragen.report.pages import Card, render
 from ragen.report.settings import not_default, setting_text
-from ragen.report.verdict import PREFIX, RULES, baselines, early_stop, validation_tags, validations, verdict
+from ragen.report.verdict import PREFIX, baselines, validation_tags, validations, verdict
 from ragen.statistics import Rate, bin_order
 from ragen.store.run_folder import Metrics, RunFolder, read_episodes
 
@@ -59,7 +58,6 @@ class Curve:
     smooth: bool = True
 
 
-FREE, POSITIVE, PERCENT = Axis(), Axis(low=0.0), Axis(percent=True, low=0.0)
 CURVES = (
     Curve("Training success", {"train/*/success": ""}, PERCENT),
     Curve("Reward", {"train/reward": ""}, FREE, "mean of the training episodes"),
@@ -129,7 +127,7 @@ def write_report(folder: RunFolder, finished: dict[str, Any] | None = None) -> P
         facts=_facts(run),
         verdict=found,
         warnings=_warnings(run, found.health),
-        stop=_stop(run),
+        stop=stop_section.section(metrics, run.config, run.finished),
         validation=_validation(run),
         curves=[card for card in (_curve(run, curve) for curve in CURVES) if card],
         smoothed=charts.smoothing_window(len(metrics.rows)) if len(metrics.rows) >= MIN_TO_SMOOTH else 0,
@@ -184,7 +182,7 @@ def _finite_values(run: RunData, metric: str) -> list[float]:
     return [value for _, value in run.metrics.series(metric) if math.isfinite(value)]
 
 
-# --- warnings and early stops -------------------------------------------------------------------------------------
+# --- warnings -----------------------------------------------------------------------------------------------------
 
 
 def _warnings(run: RunData, health: HealthVerdict) -> list[dict[str, Any]]:
@@ -207,95 +205,9 @@ def _evidence(run: RunData, warning: HealthWarning) -> dict[str, Any]:
     quantity, window = QUANTITIES[name], Limits().num_recent
     line = Line(name, points, window=window if len(points) > window else 0)
     axis = PERCENT if quantity.is_share else POSITIVE
-    chart = line_chart([line], axis, SMALL, [Level("threshold", warning.threshold)], name=quantity.label)
+    chart = charts.line_chart([line], axis, SMALL, [Level("threshold", warning.threshold)], name=quantity.label)
     bold = f"; bold: mean of {window} steps" if line.window else ""
     return {"chart": chart, "note": f"{quantity.label}; dashed: threshold{bold}"}
-
-
-def _stop(run: RunData) -> dict[str, Any] | None:
-    """The rule that ended the run early, its numbers and their charts."""
-    stop = early_stop(run.metrics, run.finished)
-    if stop is None:
-        return None
-    cards, numbers = STOP_EVIDENCE[stop.rule](run) if stop.rule in STOP_EVIDENCE else ([], {})
-    return {
-        "title": RULES[stop.rule].title if stop.rule in RULES else stop.rule,
-        "explanation": stop.explanation.rstrip("."),
-        "rule": RULES.get(stop.rule),
-        "facts": {"rule": stop.rule, "step": "unknown" if stop.step is None else stop.step} | numbers,
-        "cards": cards,
-    }
-
-
-StopEvidence = tuple[list[Card], dict[str, str]]
-
-
-def _variance_stop(run: RunData) -> StopEvidence:
-    rules = StopRules()
-    empty = {row["step"] for row in run.metrics.rows if row.get("rollout/empty_after_filter")}
-    points = [point for point in run.metrics.series(REWARD_STD) if point[0] not in empty and math.isfinite(point[1])]
-    if len(points) <= rules.num_baseline:
-        return [], {}
-    baseline = sum(value for _, value in points[: rules.num_baseline]) / rules.num_baseline
-    threshold = rules.collapsed_share * baseline
-    facts = {
-        f"baseline, mean of the first {rules.num_baseline} steps": short(baseline),
-        f"threshold, {100 * rules.collapsed_share:g} % of it": short(threshold),
-        f"last {rules.num_collapsed} steps": _listed(points[-rules.num_collapsed :], FREE),
-    }
-    levels = (Level("baseline", baseline), Level("threshold", threshold))
-    lines = [Line("spread", points)]
-    return _stop_cards("Reward spread in a group", lines, POSITIVE, levels, rules.num_collapsed), facts
-
-
-def _success_stop(run: RunData) -> StopEvidence:
-    rules = StopRules()
-    lines = []
-    for tag in validation_tags(run.metrics):
-        points = [(value.step, value.success) for value in validations(run.metrics, tag)]
-        lines += [Line(tag, points, dots=True)] if points else []
-    lines = lines[: charts.MAX_COLOURS]
-    facts = {"threshold": percent(rules.least_success)}
-    for line in lines:
-        last = line.points[-rules.num_validations :]
-        facts[f"last {rules.num_validations} validations of {line.label}"] = _listed(last, PERCENT)
-    levels = (Level("threshold", rules.least_success),)
-    return _stop_cards("Validation success", lines, PERCENT, levels, rules.num_validations), facts
-
-
-def _empty_stop(run: RunData) -> StopEvidence:
-    limit = run.config.get("actor_rollout_ref.rollout.rollout_filter_empty_stop_steps")
-    points = run.metrics.series("rollout/consecutive_empty_after_filter_steps")
-    kept = run.metrics.series("rollout/filter_kept_count")
-    is_limited = isinstance(limit, int) and limit > 0
-    facts = {"limit, empty steps one after the other": str(limit)} if is_limited else {}
-    if kept:
-        facts["groups kept in the last 10 steps"] = _listed(kept[-10:], FREE)
-    levels = (Level("limit", limit),) if is_limited else ()
-    lines = [Line("empty", points)] if points else []
-    return _stop_cards("Empty steps in a row", lines, POSITIVE, levels, 10), facts
-
-
-def _stop_cards(title: str, lines: Sequence[Line], axis: Axis, levels: Sequence[Level], window: int) -> list[Card]:
-    """The whole run, and its end, in which the rule held."""
-    shown = {"over the run": lines} if lines else {}
-    if lines and len(lines[0].points) > 3 * window:
-        shown["its end"] = [Line(line.label, line.points[-3 * window :], dots=True) for line in lines]
-    return [
-        Card(title, line_chart(some, axis, SMALL, levels, end_labels=True, name=f"{title}, {when}"), when)
-        for when, some in shown.items()
-    ]
-
-
-def _listed(points: Sequence[Point], axis: Axis) -> str:
-    return ", ".join(axis.text(value) for _, value in points)
-
-
-STOP_EVIDENCE: dict[str, Callable[[RunData], StopEvidence]] = {
-    VARIANCE: _variance_stop,
-    SUCCESS: _success_stop,
-    EMPTY: _empty_stop,
-}
 
 
 # --- validation ---------------------------------------------------------------------------------------------------
@@ -322,7 +234,8 @@ def _success_card(run: RunData, tag: str, title: str) -> Card | None:
         lines += [Line(label, points, band, dots=True)] if values else []
     levels = [Level(name, value) for name, value in baselines(sampled).items()]
     wide, narrow = (
-        line_chart(lines, SHARE, size, levels, end_labels=True, name=title) for size in (charts.WIDE, charts.NARROW)
+        charts.line_chart(lines, SHARE, size, levels, end_labels=True, name=title)
+        for size in (charts.WIDE, charts.NARROW)
     )
     note = "over training steps; shaded: 95 % interval; dashed: random and optimal play"
     return Card(title, wide, note=note, narrow=narrow)
@@ -370,7 +283,7 @@ def _curve(run: RunData, curve: Curve) -> Card | None:
     if not lines:
         return None
     lines = lines[: charts.MAX_COLOURS]
-    chart = line_chart(lines, curve.axis, SMALL, name=curve.title)
+    chart = charts.line_chart(lines, curve.axis, SMALL, name=curve.title)
     if len(lines) > 1:
         return Card(curve.title, chart, legend=charts.legend([line.label for line in lines]), note=curve.note)
     last = next((value for _, value in reversed(lines[0].points) if math.isfinite(value)), math.nan)

@@ -1,7 +1,4 @@
-"""Settings of a run that differ from the defaults.
-
-not_default(leaves(folder.read_config()))       # [("model_path", "pocket", "Qwen/Qwen2.5-3B-Instruct"), …]
-"""
+"""Settings of a run that differ from the defaults: `not_default(leaves(folder.read_config()))`."""
 
 import re
 from collections.abc import Mapping

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragen.diagnose.collapse import regime
-from ragen.diagnose.early_stop import EMPTY, SUCCESS, VARIANCE
 from ragen.diagnose.health import Health, HealthVerdict
 from ragen.diagnose.history import finite
 from ragen.format import percent, short
@@ -55,55 +54,6 @@ class Stop:
     rule: str
     step: int | None
     explanation: str = ""  # in the rule's own words, with its numbers
-
-
-@dataclass(frozen=True)
-class RuleWords:
-    title: str
-    meaning: str
-    helps: tuple[str, ...]
-
-
-RULES = {
-    VARIANCE: RuleWords(
-        "All episodes of a group earn the same",
-        "An update learns from how the rewards of a group differ. The spread has all but gone, so what is left to "
-        "learn from is noise. Either every level is solved or lost in each try, or the agent has settled on one way "
-        "of playing.",
-        (
-            "Where success is near 100 % this is the end of what these levels can teach: take harder ones.",
-            "More exploration: a higher actor_rollout_ref.rollout.temperature, or an "
-            "actor_rollout_ref.actor.entropy_coeff of 0.001 to 0.01.",
-            "Smaller steps: a lower actor_rollout_ref.actor.optim.lr, or a KL term.",
-            "Updates on groups with a spread only: actor_rollout_ref.rollout.rollout_filter_include_zero=False and a "
-            "rollout_filter_value of 0.9.",
-        ),
-    ),
-    SUCCESS: RuleWords(
-        "Validation success stays near zero",
-        "Without a success now and then there is nothing to reinforce. The agent has lost what it could do, or it "
-        "never could.",
-        (
-            "Look at the episodes below: are replies cut off or in the wrong format? Then raise "
-            "actor_rollout_ref.rollout.response_length, or look at the prompt.",
-            "If success was higher at the start, the updates have broken the model: lower "
-            "actor_rollout_ref.actor.optim.lr, or add a KL term.",
-            "If it never was, begin from a model that solves some levels (supervised fine-tuning first), or from "
-            "easier levels.",
-        ),
-    ),
-    EMPTY: RuleWords(
-        "The filter keeps no group",
-        "A step in which the filter keeps nothing makes no update. A long series of such steps will not end by itself.",
-        (
-            "A larger es_manager.train.group_size: of more tries at a level, some differ.",
-            "A milder filter: a rollout_filter_value nearer to 1, or "
-            "actor_rollout_ref.rollout.rollout_filter_include_zero=True, which also keeps groups without a spread.",
-            "Levels of another difficulty: no spread means all of them are solved, or none is.",
-            "Patience: actor_rollout_ref.rollout.rollout_filter_empty_stop_steps, 0 for ever.",
-        ),
-    ),
-}
 
 
 def early_stop(metrics: Metrics, finished: Mapping[str, Any] | None = None) -> Stop | None:
