@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragen.agent.episode import EpisodeState, TurnResult
 from ragen.env import registry
 from ragen.play import game as play
 from ragen.play.keyboard import answers, key_name, keys
 from ragen.terminal import in_lines
+from ragen.types import EpisodeState, TurnResult
 
 SOURCE = Path(__file__).parents[1] / "src"
 

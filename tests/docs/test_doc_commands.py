@@ -11,7 +11,7 @@ from ragen.cli import _parser, _train_parser, main
 from ragen.config.compose import resolve
 from ragen.experiment.command import sweep
 from ragen.store.run_folder import RunFolder
-from ragen.train import loop
+from ragen.train import trainer
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
@@ -80,7 +80,7 @@ def test_links_lead_somewhere(page):
 def test_the_python_of_the_quickstart_runs(monkeypatch, tmp_path, capsys):
     """As it stands, on a smaller scale."""
     monkeypatch.setattr("ragen.config.default_model.has_gpu", lambda: False)
-    whole = loop.train
+    whole = trainer.train
 
     def small(config):
         config.trainer = replace(config.trainer, total_training_steps=1, default_local_dir=str(tmp_path / "run"))
@@ -88,7 +88,7 @@ def test_the_python_of_the_quickstart_runs(monkeypatch, tmp_path, capsys):
             envs.env_groups, envs.group_size, envs.env_configs.n_groups = 1, size, [1]
         return whole(config)
 
-    monkeypatch.setattr(loop, "train", small)
+    monkeypatch.setattr(trainer, "train", small)
     names = {}
     for block in blocks("docs/quickstart.md", "python"):
         exec(block, names)

@@ -21,9 +21,9 @@ from ragen.evaluate.output import (
     output_path,
     read_lines,
     record_of,
-    write_lines,
 )
 from ragen.rollout.collect import GroupRequest, World, collect
+from ragen.store import json_lines
 from ragen.train.validation import validation_sampling
 
 WORDS = ["model_path=pocket", "actor_rollout_ref.rollout.val_kwargs.temperature=1.0", "agent_proxy.max_turn=3"]
@@ -51,7 +51,7 @@ def played(pocket, tag, *words):
 )
 def test_lines_read_back_are_the_same_episodes(pocket, tmp_path, tag, words):
     episodes, world = played(pocket, tag, *words)
-    write_lines(
+    json_lines.write(
         tmp_path / "lines.jsonl", [record_of(episode, world, f"traj_{i}") for i, episode in enumerate(episodes)]
     )
     assert [episode_of(line, world) for line in read_lines(tmp_path / "lines.jsonl")] == episodes
@@ -93,7 +93,7 @@ def test_what_is_kept(pocket):
     tokens = kept(record, Output(keep_batch_keys=["input_ids"]), has_ids=True)["sequences"]
     assert tokens == [{"ids": list(sequence.ids)} for sequence in episodes[0].sequences()]
     assert "sequences" not in kept(record, Output(keep_batch_keys=list(BATCH_KEYS)), has_ids=False)
-    with pytest.raises(ConfigError, match="lacks sequences; lines are whole with --token-ids"):
+    with pytest.raises(ConfigError, match="lacks sequences; lines are complete with --token-ids"):
         episode_of(everything, world)
 
 
@@ -102,7 +102,7 @@ def test_names_of_files():
     assert output_path(Output(), now) == Path("results/eval/val_rollouts_20260102_030405.jsonl")
     assert output_path(Output(filename="mine.jsonl", append_timestamp=False), now) == Path("results/eval/mine.jsonl")
     assert output_path(Output(dir="x", filename="a.b", append_timestamp=False), now) == Path("x/a.b.jsonl")
-    with pytest.raises(ConfigError, match=r"its folder is output.dir"):
+    with pytest.raises(ConfigError, match=r"its directory is output.dir"):
         output_path(Output(filename="x/mine.pkl"), now)
 
 
@@ -137,6 +137,6 @@ def test_unknown_keys_are_refused(output):
 
 def test_text_of_any_kind_survives(tmp_path):
     line = {"custom_id": "x", "messages": [{"role": "user", "content": "√ \x00 \u2028 \n 汉字 😀"}]}
-    write_lines(tmp_path / "a.jsonl", [line, line])
+    json_lines.write(tmp_path / "a.jsonl", [line, line])
     assert read_lines(tmp_path / "a.jsonl") == [line, line]
     assert [json.loads(one) for one in (tmp_path / "a.jsonl").read_text().split("\n")[:-1]] == [line, line]

@@ -7,7 +7,7 @@ from ragen.config.baseline_budget import Reached
 from ragen.config.compose import resolve
 from ragen.evaluate.metrics import Outcome, measure
 from ragen.evaluate.page import write_report
-from ragen.evaluate.run import Row
+from ragen.evaluate.run import ModelResult
 from ragen.evaluate.setting import Setting
 
 TAG = "SimpleSokoban"
@@ -19,7 +19,7 @@ def row(model, wins, max_turn=5, samples=1):
     outcomes = tuple(Outcome(seed, won, float(won), 2, 0, 30) for seed, won in enumerate(wins) for _ in range(samples))
     asked = {seed: samples for seed in range(max(1, len(wins)))}
     reached = Reached(0.2, 0.9, len(asked))
-    return Row(model, TAG, max_turn, outcomes, measure(outcomes, asked), asked, {}, reached)
+    return ModelResult(model, TAG, max_turn, outcomes, measure(outcomes, asked), asked, {}, reached)
 
 
 def page_of(tmp_path, rows, turns=(5,)):

@@ -15,7 +15,7 @@ from ragen.report.run_report import write_report
 from ragen.report.runs import as_data, read_run, row_of
 from ragen.report.verdict import verdict
 from ragen.rollout.summary import repeated_share, summarize
-from ragen.run.run_logger import Recorder
+from ragen.run.run_logger import RunLogger
 from ragen.train.targets import keep_groups
 from ragen.types import Group
 
@@ -37,7 +37,7 @@ def record(folder, *parts, first=1):
     """(number of steps, what differs from the calm ones); what the console was told."""
     console, logged = FakeConsole(), []
     sink = SimpleNamespace(log=lambda step, metrics: logged.append((step, metrics)))
-    recorder = Recorder(Config(), folder, console, [sink])
+    recorder = RunLogger(Config(), folder, console, [sink])
     step = first
     for num, changes in parts:
         for _ in range(num):
@@ -65,7 +65,7 @@ def test_a_warning_is_told_once_and_stored_while_it_holds(folder):
 
 def test_a_validation_before_training_gets_no_flags(folder):
     console = FakeConsole()
-    Recorder(Config(), folder, console, []).step(0, {"val-env/CoordSokoban/success": 0.5})
+    RunLogger(Config(), folder, console, []).step(0, {"val-env/CoordSokoban/success": 0.5})
     assert console.steps == [(0, {"val-env/CoordSokoban/success": 0.5})]
 
 

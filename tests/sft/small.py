@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from ragen.api import run_config
 from ragen.config.compose import resolve
 from ragen.config.schema import Config
-from ragen.train import train_any
 
 WORDS = (
     "rl_or_sft=sft",
@@ -30,7 +30,7 @@ def config_of(*words: str, environment: str = "sokoban") -> Config:
 
 
 def fine_tuned(output: Path, *words: str) -> Any:
-    return train_any(config_of(f"sft.output_dir={output}", *words))
+    return run_config(config_of(f"sft.output_dir={output}", *words))
 
 
 class Pressed:

@@ -21,7 +21,7 @@ from ragen.sft import data as data_module
 from ragen.sft.data import Lesson, make_data, read_rows, solve_levels, write_data
 from ragen.sft.run import describe
 from ragen.sft.tokens import answers_of, num_answers
-from ragen.sft.train import plan
+from ragen.sft.train import plan_batches
 
 CONFIG = config_of()
 
@@ -220,7 +220,7 @@ def test_only_answers_are_learnt():
 )
 def test_every_epoch_has_every_sequence_once(answers, size, epochs):
     training = replace(CONFIG.sft.training, train_batch_size=size, epochs=epochs)
-    batches = plan(answers, replace(CONFIG, sft=replace(CONFIG.sft, training=training)))
+    batches = plan_batches(answers, replace(CONFIG, sft=replace(CONFIG.sft, training=training)))
     for epoch in range(1, epochs + 1):
         here = [batch for batch in batches if batch.epoch == epoch]
         assert sorted(index for batch in here for index in batch.indices) == list(range(len(answers)))
@@ -232,7 +232,8 @@ def test_every_epoch_has_every_sequence_once(answers, size, epochs):
 
 
 def test_epochs_have_orders_of_their_own():
-    first, second = ([batch.indices for batch in plan([1] * 40, CONFIG) if batch.epoch == epoch] for epoch in (1, 2))
+    batches = plan_batches([1] * 40, CONFIG)
+    first, second = ([batch.indices for batch in batches if batch.epoch == epoch] for epoch in (1, 2))
     assert first != second
 
 

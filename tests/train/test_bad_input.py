@@ -10,9 +10,10 @@ import torch
 from tiny import TINY
 from transformers import Qwen2Config
 
+from ragen.checkpoint.parts import Part, Parts
+from ragen.checkpoint.save import CheckpointStore
 from ragen.config.schema import Optimizer
 from ragen.model.decoder import Decoder, Shape
-from ragen.store.checkpoint import CheckpointStore, Part, Parts
 from ragen.store.run_folder import RunFolder
 from ragen.train.optimizer import MasterAdamW
 

@@ -13,14 +13,14 @@ from ragen.config.compose import resolve
 from ragen.config.tree import value_at
 from ragen.errors import RunFailed
 from ragen.run import memory
-from ragen.train import loop
+from ragen.train import learner, player
 
 WORDS = [*TINY, "trainer.total_training_steps=3"]
 KEYS = (memory.UPDATE, memory.SCORE, memory.LENGTH)
 CPU = torch.device("cpu")
 
 
-def raises_at(monkeypatch, step, name="update_actor"):
+def raises_at(monkeypatch, step, name="update_actor", module=learner):
     """As torch does, in the n-th call."""
     calls = []
 
@@ -30,8 +30,8 @@ def raises_at(monkeypatch, step, name="update_actor"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return original(*given)
 
-    original = getattr(loop, name)
-    monkeypatch.setattr(loop, name, out_of_memory)
+    original = getattr(module, name)
+    monkeypatch.setattr(module, name, out_of_memory)
 
 
 def proposed(message):
@@ -71,7 +71,7 @@ def test_what_was_saved_is_not_lost(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("stage", ["collect", "update_critic", "load_model"])
 def test_it_may_happen_anywhere(tmp_path, monkeypatch, capsys, stage):
-    raises_at(monkeypatch, 1, stage)
+    raises_at(monkeypatch, 1, stage, player if stage == "collect" else learner)
     words = ["algorithm.adv_estimator=gae", f"trainer.default_local_dir={tmp_path / 'run'}"]
     assert cli.main(["train", *WORDS, *words]) == 1
     said = capsys.readouterr().err

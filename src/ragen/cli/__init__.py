@@ -334,9 +334,9 @@ def _sft(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
+    from ragen.api import check_stage, run_config
     from ragen.config.compose import resolve
     from ragen.config.explain import explain
-    from ragen.train import check_stage, train_any
 
     if options.multirun:
         raise ValueError("--multirun: one call is one run; for several see `ragen sweep --help`")
@@ -365,7 +365,7 @@ def _train(options: argparse.Namespace) -> int:
     from ragen.run.memory import OutOfMemory
 
     try:
-        return leave(STATUSES[train_any(resolved.config, options.stage).status])
+        return leave(STATUSES[run_config(resolved.config, options.stage).status])
     except OutOfMemory as error:
         raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.words)}") from error
 
@@ -502,7 +502,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _merge(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from ragen.store.merge import merge, plan
+    from ragen.checkpoint.merge import merge, plan
 
     caller = caller_folder()
     output = Path(from_caller(options.output, caller)) if options.output else None

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragen import __version__
+from ragen.machine import cores
 
 if TYPE_CHECKING:
     from ragen.config.schema import Config
@@ -329,16 +330,6 @@ def _torch() -> tuple[str, str, tuple[Gpu, ...]]:
     except Exception as error:  # a library that does not fit the machine fails in many ways
         return "", " ".join(str(error).split())[:160] or type(error).__name__, ()
     return torch.__version__, "", tuple(Gpu(item.name, item.total_memory) for item in properties)
-
-
-def cores() -> float:
-    """Those that this process may use; a container may allow a part of one."""
-    count = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            count = min(count, int(quota) / int(period))
-    return count
 
 
 def ram_bytes() -> tuple[int, int]:

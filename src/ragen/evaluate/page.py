@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from ragen.env.registry import make
-from ragen.evaluate.run import Row
+from ragen.evaluate.run import ModelResult
 from ragen.evaluate.setting import Setting
 from ragen.evaluate.table import footnote, headings, markdown, rate_text, success_text, table_rows
 from ragen.format import percent
 from ragen.report import charts, pages, replay
 from ragen.report.charts import Bar, BarGroup
-from ragen.store.run_folder import episode_record, write_whole
+from ragen.store.fsync import write_whole
+from ragen.store.run_folder import episode_record
 from ragen.types import Episode
 
 CHARACTERS_IN_A_CHART = 100  # across
 
 
 def write_report(
-    path: Path, rows: Sequence[Row], examples: Sequence[Sequence[Episode]], settings: Sequence[Setting]
+    path: Path, rows: Sequence[ModelResult], examples: Sequence[Sequence[Episode]], settings: Sequence[Setting]
 ) -> Path:
     """Write the page and the Markdown table beside the lines, and return the path of the page."""
     tags = list(dict.fromkeys(row.tag for row in rows))
@@ -62,7 +63,7 @@ def write_report(
     return path.with_suffix(".html")
 
 
-def _environment(rows: Sequence[Row], tag: str) -> dict[str, Any]:
+def _environment(rows: Sequence[ModelResult], tag: str) -> dict[str, Any]:
     shown = [row for row in rows if row.tag == tag and row.measured is not None]
     by_turns = {row.max_turn: row for row in reversed(shown)}
     turns = list(dict.fromkeys(row.max_turn for row in shown))
@@ -81,7 +82,7 @@ def _environment(rows: Sequence[Row], tag: str) -> dict[str, Any]:
     }
 
 
-def _bars(rows: Sequence[Row], model: str, room: int) -> BarGroup:
+def _bars(rows: Sequence[ModelResult], model: str, room: int) -> BarGroup:
     """One bar for each limit of turns. Of a long name the end is shown, where names of checkpoints differ."""
     label = model if len(model) <= room else f"…{model[-room + 1 :]}"
     bars = [
@@ -92,7 +93,7 @@ def _bars(rows: Sequence[Row], model: str, room: int) -> BarGroup:
     return BarGroup(label, "", bars)
 
 
-def _reached(row: Row) -> str:
+def _reached(row: ModelResult) -> str:
     random, optimal = (
         percent(value) if isinstance(value, float) else "unknown" for value in (row.reached.random, row.reached.optimal)
     )

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ragen.evaluate.metrics import Estimate, difference
-from ragen.evaluate.run import Row
+from ragen.evaluate.run import ModelResult
 from ragen.format import markdown_table, percent
 from ragen.statistics import Difference
 
@@ -28,14 +28,14 @@ MISSING = (
 # --- cells --------------------------------------------------------------------------------------------------------
 
 
-def headings(rows: Sequence[Row]) -> list[str]:
+def headings(rows: Sequence[ModelResult]) -> list[str]:
     k = _largest_k(rows)
     pass_at = [f"pass@{k}"] if k > 1 else []
     compared = ["difference"] if any(reference_of(row, rows) is not None for row in rows) else []
     return ["model", "turns", "success", *compared, *pass_at, "return", "turns used", "tokens", "invalid", "notes"]
 
 
-def cells(row: Row, rows: Sequence[Row]) -> list[str]:
+def cells(row: ModelResult, rows: Sequence[ModelResult]) -> list[str]:
     """The texts of one row, in the order of `headings`."""
     found, k = row.measured, _largest_k(rows)
     texts = {"model": row.model, "turns": str(row.max_turn), "notes": "; ".join(_notes(row))}
@@ -52,7 +52,7 @@ def cells(row: Row, rows: Sequence[Row]) -> list[str]:
     return [texts.get(name, DASH) for name in headings(rows)]
 
 
-def table_rows(rows: Sequence[Row], tag: str) -> list[list[str]]:
+def table_rows(rows: Sequence[ModelResult], tag: str) -> list[list[str]]:
     """All rows of one environment, between random and optimal play."""
     shown = [row for row in rows if row.tag == tag]
     return [
@@ -62,7 +62,7 @@ def table_rows(rows: Sequence[Row], tag: str) -> list[list[str]]:
     ]
 
 
-def _baseline(name: str, rows: Sequence[Row], shown: Sequence[Row]) -> Iterator[list[str]]:
+def _baseline(name: str, rows: Sequence[ModelResult], shown: Sequence[ModelResult]) -> Iterator[list[str]]:
     """Random or optimal play, once for each limit of turns."""
     for max_turn in dict.fromkeys(row.max_turn for row in shown):
         reached = next(row.reached for row in shown if row.max_turn == max_turn)
@@ -75,7 +75,7 @@ def _baseline(name: str, rows: Sequence[Row], shown: Sequence[Row]) -> Iterator[
         yield [texts.get(column, DASH) for column in headings(rows)]
 
 
-def reference_of(row: Row, rows: Sequence[Row]) -> Row | None:
+def reference_of(row: ModelResult, rows: Sequence[ModelResult]) -> ModelResult | None:
     """The row that this one is compared with."""
     of_tag = [other for other in rows if other.tag == row.tag]
     first = of_tag[0]
@@ -85,7 +85,7 @@ def reference_of(row: Row, rows: Sequence[Row]) -> Row | None:
     return None if row.max_turn == first.max_turn else first
 
 
-def _difference(row: Row, rows: Sequence[Row]) -> str:
+def _difference(row: ModelResult, rows: Sequence[ModelResult]) -> str:
     reference = reference_of(row, rows)
     found = None if reference is None else difference(reference.outcomes, row.outcomes, row.asked)
     if reference is None or found is None:
@@ -99,7 +99,7 @@ def difference_text(found: Difference) -> str:
     return f"{mean} [{low}, {high}]{', noise' if found.is_noise else ''}"
 
 
-def _notes(row: Row) -> Iterator[str]:
+def _notes(row: ModelResult) -> Iterator[str]:
     yield f"{row.measured.num_levels if row.measured else 0} levels, {len(row.outcomes)} episodes"
     if row.num_failed:
         reason = max(row.failures, key=row.failures.get)
@@ -112,7 +112,7 @@ def _notes(row: Row) -> Iterator[str]:
     yield from row.notes
 
 
-def success_text(row: Row) -> str:
+def success_text(row: ModelResult) -> str:
     """Success, and how many episodes finished where not all did."""
     finished = "" if row.is_whole else f", {len(row.outcomes)} of {row.num_asked} finished"
     return f"{rate_text(row.measured.success)}{finished}"
@@ -131,11 +131,11 @@ def _number(estimate: Estimate | None, digits: int = 2) -> str:
     return f"{estimate.value:.{digits}f}{bounds}"
 
 
-def _largest_k(rows: Sequence[Row]) -> int:
+def _largest_k(rows: Sequence[ModelResult]) -> int:
     return max((max(row.asked.values(), default=1) for row in rows), default=1)
 
 
-def footnote(rows: Sequence[Row]) -> str:
+def footnote(rows: Sequence[ModelResult]) -> str:
     """How to read the numbers."""
     text = "[ ]: 95 % intervals, with a level as one observation; differences in points of success, on the same levels"
     return text if all(row.is_whole for row in rows) else f"{text}. {MISSING}"
@@ -144,7 +144,7 @@ def footnote(rows: Sequence[Row]) -> str:
 # --- terminal and Markdown ----------------------------------------------------------------------------------------
 
 
-def print_table(rows: Sequence[Row], console: Console) -> None:
+def print_table(rows: Sequence[ModelResult], console: Console) -> None:
     """As wide as the terminal; elsewhere nothing is cut."""
     for tag in dict.fromkeys(row.tag for row in rows):
         if not console.is_terminal:
@@ -159,10 +159,10 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     console.print(footnote(rows), markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
-def markdown_section(rows: Sequence[Row], tag: str) -> str:
+def markdown_section(rows: Sequence[ModelResult], tag: str) -> str:
     return f"{tag}\n\n{markdown_table(headings(rows), table_rows(rows, tag))}\n"
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[ModelResult]) -> str:
     parts = ["# Evaluation"] + [f"## {markdown_section(rows, tag)}" for tag in dict.fromkeys(row.tag for row in rows)]
     return "\n\n".join([*parts, footnote(rows)]) + "\n"

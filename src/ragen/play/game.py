@@ -20,7 +20,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ragen.agent.episode import EpisodeState, TurnResult, noise_stream, take_turn
+from ragen.agent.episode import actions_left, noise_stream, take_turn
 from ragen.agent.prompt import STYLES
 from ragen.agent.rules import AgentRules
 from ragen.config import derive
@@ -34,6 +34,7 @@ from ragen.errors import nearest_of
 from ragen.play.keyboard import answers, key_name
 from ragen.prng import uniform
 from ragen.terminal import Screen, in_lines
+from ragen.types import EpisodeState, TurnResult
 
 # Short names for tags. `config.v1.ENVIRONMENTS` has names of its own: there they are starts of a training run in the
 # older dialect, and `sokoban` is the older board; here they are games, and it is the board that the recipe trains on.
@@ -183,7 +184,7 @@ class Game:
         return take_turn(self.env, self.tag, self.rules, episode, (word,), noise)
 
     def budget(self, episode: EpisodeState) -> Budget:
-        left = episode.actions_left(self.tag)
+        left = actions_left(episode, self.tag)
         return Budget(turns=left, actions_per_turn=1, actions=left)
 
     def word(self, episode: EpisodeState, action: Action) -> str:
@@ -318,7 +319,7 @@ def _frame(
 ) -> list[RenderableType]:
     """The level, the board, the score, and at the end the result; with a `compact_width` in as few lines as it can."""
     episode = path[-1][0]
-    left, total = episode.actions_left(game.tag), game.tag.max_actions_per_traj
+    left, total = actions_left(episode, game.tag), game.tag.max_actions_per_traj
     frame: list[RenderableType] = [
         Text.assemble((game.name, "bold"), f" level {seed} of {split}"),
         _coloured(game.screen, episode),
@@ -348,7 +349,7 @@ def _prompt_panel(game: Game, episode: EpisodeState, width: int = LONGEST_RULE) 
     rules = game.model_rules
     prompt = STYLES[rules.prompt_style](game.env, game.model_tag, rules, game.reply_limit)
     turn_number = min(episode.num_actions // rules.max_actions_per_turn + 1, rules.max_turn)
-    turn = prompt.turn_text(turn_number, episode.state, episode.actions_left(game.model_tag), episode.warn_invalid)
+    turn = prompt.turn_text(turn_number, episode.state, actions_left(episode, game.model_tag), episode.warn_invalid)
     parts = (("system", prompt.system_text()), ("user", turn), ("assistant", prompt.reply_prefix()))
     return Text("\n\n").join(
         Text.assemble((f"── {role} ".ljust(min(width, LONGEST_RULE), "─"), "magenta"), f"\n{content}")

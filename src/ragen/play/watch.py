@@ -13,7 +13,6 @@ from pathlib import Path
 
 from rich.text import Text
 
-from ragen.agent.episode import EpisodeState
 from ragen.config.pocket_defaults import PACKAGED
 from ragen.engine.base import Prompt, Sampled
 from ragen.env.base import Action, Environment
@@ -23,7 +22,7 @@ from ragen.evaluate.setting import Setting, Wanted, settings
 from ragen.play.game import PLAYERS, STYLES_OF_WORDS, VERDICTS
 from ragen.rollout.collect import GroupRequest, PlayedEpisode, World
 from ragen.terminal import Screen
-from ragen.types import Turn
+from ragen.types import EpisodeState, Turn
 
 THOUGHT, ANSWER = "dim", "bold"
 

@@ -11,12 +11,10 @@
 A number that was not measured, and one that is not finite, is None.
 """
 
-import json
 import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from typing import Any
 from ragen.diagnose.history import finite
 from ragen.errors import ConfigError
 from ragen.format import short
+from ragen.store import json_lines
 from ragen.store.run_folder import RunFolder
 
 TABLE = "grad_group_rv_table.jsonl"
@@ -142,16 +141,7 @@ def from_folder(path: str | Path) -> Source:
     if not folder.metrics_path.exists():
         raise ConfigError(f"{folder}: not a run directory (no {folder.metrics_path.name})")
     rows = {row["step"]: row for row in folder.read_metrics().rows}
-    return Source(folder.path.resolve().name, rows, read_table(folder.path / TABLE))
-
-
-def read_table(path: Path) -> list[dict[str, Any]]:
-    """The rows that can be read; a live run may be writing the last one."""
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            found.append(json.loads(line))
-    return [row for row in found if isinstance(row, dict)]
+    return Source(folder.path.resolve().name, rows, json_lines.read(folder.path / TABLE).records)
 
 
 def from_wandb(path: str) -> Source:

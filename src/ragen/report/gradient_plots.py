@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragen.format import short
 from ragen.report.gradient_data import AFTER, BEFORE, LOSSES, NAMES, TABLE, Analysis, Bucket, Source, analyses
-from ragen.store.run_folder import write_whole
+from ragen.store.fsync import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

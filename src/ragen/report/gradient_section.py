@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ragen.report.charts import MAX_COLOURS, Line, legend, xy_chart
-from ragen.report.gradient_data import BEFORE, NAMES, TABLE, TERMS, Analysis, Source, answer, at, read_table, steps
+from ragen.report.gradient_data import BEFORE, NAMES, TABLE, TERMS, Analysis, Source, answer, at, steps
 from ragen.report.pages import Card
+from ragen.store import json_lines
 from ragen.store.run_folder import Metrics
 
 SIZE = (360, 220)
@@ -21,7 +22,7 @@ PAIRS = {"task_entropy": "task, entropy", "task_kl": "task, KL", "entropy_kl": "
 
 def section(name: str, metrics: Metrics, folder: Path) -> dict[str, Any] | None:
     """What the page shows; None for a run without analysis."""
-    source = Source(name, {row["step"]: row for row in metrics.rows}, read_table(folder / TABLE))
+    source = Source(name, {row["step"]: row for row in metrics.rows}, json_lines.read(folder / TABLE).records)
     found = [at(source, step) for step in steps(source)]
     if not found:
         return None

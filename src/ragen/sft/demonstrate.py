@@ -12,11 +12,12 @@ most often with the turns that are left. It has nothing to say besides: its thin
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ragen.agent.episode import EpisodeState, NoiseOfStep, TurnResult, take_turn
+from ragen.agent.episode import NoiseOfStep, actions_left, take_turn
 from ragen.agent.prompt import Prompt
 from ragen.agent.rules import AgentRules
 from ragen.env.base import Action, Environment, State, Tag
 from ragen.env.solve import Budget, best_actions, optimal_success
+from ragen.types import EpisodeState, TurnResult
 
 Player = Callable[[EpisodeState], tuple[str, list[Action]]]  # what is thought, and what is done
 
@@ -55,7 +56,7 @@ def demonstrate(
     while not standing.finished and not is_secret(shown := env.render(standing.state)):
         thought, actions = player(standing)
         names = [env.action_names(standing.state)[action] for action in actions]
-        left = standing.actions_left(tag)
+        left = actions_left(standing, tag)
         turn_text = prompt.turn_text(len(turns) + 1, standing.state, left, standing.warn_invalid)
         standing, result = take_turn(env, tag, rules, standing, names, noise)
         turns.append(Spoken(shown, turn_text, reply(rules, thought, names), result))
@@ -72,11 +73,11 @@ def solver(env: Environment, tag: Tag, rules: AgentRules, max_depth: int = 100) 
     """The perfect player. Where nothing can win any more within the limits, it plays on as if there were more turns."""
 
     def play(standing: EpisodeState) -> tuple[str, list[Action]]:
-        left = Budget(rules.max_turn - standing.num_turns, rules.max_actions_per_turn, standing.actions_left(tag))
+        left = Budget(rules.max_turn - standing.num_turns, rules.max_actions_per_turn, actions_left(standing, tag))
         if optimal_success(env, standing.state, left) == 0:
             left = Budget(max_depth, rules.max_actions_per_turn, max_depth * rules.max_actions_per_turn)
         actions = best_actions(env, standing.state, left)
-        return "", list(actions[: standing.actions_left(tag)])
+        return "", list(actions[: actions_left(standing, tag)])
 
     return play
 

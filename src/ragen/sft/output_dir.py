@@ -1,6 +1,6 @@
 """Where fine-tuning happens: in its output folder, or in a numbered sibling of it. No torch in here.
 
-    decision = place(config)                 # where to begin or to go on
+    decision = choose_output(config)               # where to begin or to go on
     wait_for_others(config)                  # until no other process is at work there
     output = finished_output(config)         # where these very settings have been fine-tuned already, or None
     model = output / MERGED
@@ -19,10 +19,10 @@ from pathlib import Path
 from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.config.unused_keys import NOT_IN_SFT
+from ragen.store.lineage import MERGED
 from ragen.store.resume import Decision, decide, holds_finished, stored_steps
 from ragen.store.run_folder import RunFolder
 
-MERGED = "merged_model"
 POLL_SECONDS = 5.0
 ASIDE = (*NOT_IN_SFT, "sft.training.num_gpus", "sft.data_generation.num_processes")  # these decide how long it takes
 
@@ -44,7 +44,7 @@ def tuning_config(config: Config) -> Config:
     return replace(config, rl_or_sft="sft", trainer=trainer)
 
 
-def place(config: Config, is_planned: bool = False) -> Decision:
+def choose_output(config: Config, is_planned: bool = False) -> Decision:
     """The first of the output folder and its numbered siblings in which this run can begin or go on.
 
     Only the data tell how many steps there are. A plan makes none: equal settings have as many as are stored.
@@ -53,7 +53,7 @@ def place(config: Config, is_planned: bool = False) -> Decision:
     for output in _outputs(config):
         folder = _run_folder(config, output)
         decision = decide(_as_planned(config, folder) if is_planned else config, folder, ASIDE)
-        is_taken = (output / MERGED).exists() and not decision.goes_on
+        is_taken = (output / MERGED).exists() and not decision.resumes
         if decision.folder.path == folder and not is_taken:
             return replace(decision, reason=decision.reason or left_alone)
         found = decision.reason or f"{output / MERGED} is there already: it stays as it is, and this run goes beside it"
@@ -75,11 +75,11 @@ def finished_output(config: Config) -> Path | None:
 def planned_output(config: Config) -> tuple[Path, bool]:
     """For a plan: where fine-tuning would write; before RL, perhaps where it has written, and whether it has."""
     if config.rl_or_sft == "sft":
-        return place(config, is_planned=True).folder.path.parent, False
+        return choose_output(config, is_planned=True).folder.path.parent, False
     tuning = tuning_config(config)
     if output := finished_output(tuning):
         return output, True
-    return place(tuning, is_planned=True).folder.path.parent, False
+    return choose_output(tuning, is_planned=True).folder.path.parent, False
 
 
 def wait_for_others(config: Config) -> None:
@@ -88,7 +88,7 @@ def wait_for_others(config: Config) -> None:
     With these settings it leaves a finished model. With others it has a place of its own once it has recorded a step.
     """
     is_told = False
-    while owner := (folder := place(config, is_planned=True).folder).live_owner():
+    while owner := (folder := choose_output(config, is_planned=True).folder).live_owner():
         if not is_told:
             print(
                 f"fine-tuning: process {owner['pid']} on {owner['host']} is at work in {folder}: waiting for it "

@@ -20,10 +20,12 @@ import torch
 
 from ragen.config.schema import Config
 from ragen.errors import ConfigError
-from ragen.sft.output_dir import MERGED, finished_output, tuning_config, wait_for_others
+from ragen.run.session import Run
+from ragen.sft.output_dir import finished_output, tuning_config, wait_for_others
 from ragen.sft.run import Tuned, tune
+from ragen.store.lineage import MERGED
 from ragen.store.run_folder import FolderInUse, RunFolder
-from ragen.train.loop import Run, train
+from ragen.train.trainer import train
 
 
 def tune_then_train(config: Config, stage: str | None = None) -> Run:

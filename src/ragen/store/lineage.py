@@ -12,11 +12,11 @@ import filecmp
 import re
 from pathlib import Path
 
-from ragen.sft.output_dir import MERGED
 from ragen.store import manifest
 from ragen.store.run_folder import RunFolder, write_whole
 
 KEPT = "training_run"
+MERGED = "merged_model"  # what fine-tuning writes in the end
 MODEL_FILES = ("config.json", "adapter_config.json")
 _OF_STEP = re.compile(r"global_step_\d+(_merged)?")
 

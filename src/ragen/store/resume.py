@@ -63,13 +63,13 @@ class Decision:
     reason: str = ""
 
     @property
-    def goes_on(self) -> bool:
+    def resumes(self) -> bool:
         """Whether the folder holds the steps before the first one."""
         return self.checkpoint is not None and self.checkpoint.parent == self.folder.path
 
     def prepare(self) -> None:
         """Make the folder as it was when the checkpoint was written. To be called by the folder's owner."""
-        self.folder.rewind(self.first_step - 1 if self.goes_on else -1)
+        self.folder.rewind(self.first_step - 1 if self.resumes else -1)
 
 
 @contextmanager

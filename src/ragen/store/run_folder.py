@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ragen.config.tree import to_dict
-from ragen.store.fsync import sync
+from ragen.store.fsync import write_whole
 from ragen.types import Episode, Group
 
 LOG_PROB_DIGITS = 6
@@ -237,21 +237,6 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.report_path, html.encode("utf-8", errors="replace"))
         return self.report_path
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that its name always shows either the old content or all of the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync(path.parent)  # the rename itself
 
 
 def _remove(path: Path) -> None:

@@ -18,7 +18,6 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from ragen.agent.episode import EpisodeState
 from ragen.agent.prompt import STYLES
 from ragen.agent.rules import AgentRules
 from ragen.agent.template import ChatTemplate
@@ -28,7 +27,7 @@ from ragen.env.registry import catalogue, make
 from ragen.env.solve import shortest_plan
 from ragen.sft.demonstrate import Spoken, demonstrate
 from ragen.sft.tokens import reply_ids
-from ragen.types import Episode, Turn
+from ragen.types import Episode, EpisodeState, Turn
 
 RULES = AgentRules(
     max_turn=5,

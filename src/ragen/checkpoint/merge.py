@@ -15,11 +15,13 @@ from pathlib import Path
 
 import torch
 
+from ragen.checkpoint.model_folder import check_is_free, write_model_folder
+from ragen.checkpoint.parts import part_of
 from ragen.errors import ConfigError
+from ragen.format import size_text
 from ragen.model import lora
 from ragen.model.load import Source, converted, find_model, load_model
 from ragen.store import manifest as disk
-from ragen.store.checkpoint import check_is_free, part_of, size_text, write_model_folder
 from ragen.store.lineage import run_of
 
 
