@@ -64,33 +64,32 @@ def write_report(
 
 
 def _environment(rows: Sequence[ModelResult], tag: str) -> dict[str, Any]:
-    shown = [row for row in rows if row.tag == tag and row.measured is not None]
-    by_turns = {row.max_turn: row for row in reversed(shown)}
-    turns = list(dict.fromkeys(row.max_turn for row in shown))
-    models = list(dict.fromkeys(row.model for row in shown))
-    room = CHARACTERS_IN_A_CHART // max(1, min(len(models), charts.MAX_GROUPS))
-    sampled = [row for row in shown if len(row.measured.pass_at) > 1]
-    ks = sorted({k for row in sampled for k in row.measured.pass_at})
+    shown = [(row, row.measured) for row in rows if row.tag == tag and row.measured is not None]
+    by_turns = {row.max_turn: row for row, _ in reversed(shown)}
+    turns = list(dict.fromkeys(row.max_turn for row, _ in shown))
+    groups: dict[str, list[Bar]] = {}
+    for row, measured in shown:
+        value, low, high = measured.success
+        title = f"{row.model}, {row.max_turn} turns: {success_text(row, measured.success)}"
+        groups.setdefault(row.model, []).append(Bar(value, low, high, title))
+    room = CHARACTERS_IN_A_CHART // max(1, min(len(groups), charts.MAX_GROUPS))
+    bars = [BarGroup(_shortened(model, room), "", bars) for model, bars in groups.items()]
+    sampled = [(row, measured.pass_at) for row, measured in shown if len(measured.pass_at) > 1]
+    ks = sorted({k for _, pass_at in sampled for k in pass_at})
     return {
         "tag": tag,
         "rows": table_rows(rows, tag),
         "legend": charts.legend([f"{turn} turns" for turn in turns], key="bar"),
-        "charts": charts.bar_charts([_bars(shown, model, room) for model in models], f"success in {tag}"),
+        "charts": charts.bar_charts(bars, f"success in {tag}"),
         "reached": "; ".join(_reached(by_turns[turn]) for turn in turns),
         "ks": ks,
-        "pass_at": [(row.model, row.max_turn, [rate_text(row.measured.pass_at.get(k)) for k in ks]) for row in sampled],
+        "pass_at": [(row.model, row.max_turn, [rate_text(rates.get(k)) for k in ks]) for row, rates in sampled],
     }
 
 
-def _bars(rows: Sequence[ModelResult], model: str, room: int) -> BarGroup:
-    """One bar for each limit of turns. Of a long name the end is shown, where names of checkpoints differ."""
-    label = model if len(model) <= room else f"…{model[-room + 1 :]}"
-    bars = [
-        Bar(*row.measured.success, f"{row.model}, {row.max_turn} turns: {success_text(row)}")
-        for row in rows
-        if row.model == model
-    ]
-    return BarGroup(label, "", bars)
+def _shortened(model: str, room: int) -> str:
+    """The end of a long name, where names of checkpoints differ."""
+    return model if len(model) <= room else f"…{model[-room + 1 :]}"
 
 
 def _reached(row: ModelResult) -> str:

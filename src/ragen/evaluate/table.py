@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from ragen.evaluate.metrics import Estimate, difference
+from ragen.evaluate.metrics import difference
 from ragen.evaluate.run import ModelResult
 from ragen.format import markdown_table, percent
-from ragen.statistics import Difference
+from ragen.statistics import Difference, Estimate
 
 DASH = "–"
 MISSING = (
@@ -41,7 +41,7 @@ def cells(row: ModelResult, rows: Sequence[ModelResult]) -> list[str]:
     texts = {"model": row.model, "turns": str(row.max_turn), "notes": "; ".join(_notes(row))}
     if found is not None:
         texts |= {
-            "success": success_text(row),
+            "success": success_text(row, found.success),
             "difference": _difference(row, rows),
             f"pass@{k}": rate_text(found.pass_at.get(k)),
             "return": _number(found.mean_return),
@@ -102,7 +102,7 @@ def difference_text(found: Difference) -> str:
 def _notes(row: ModelResult) -> Iterator[str]:
     yield f"{row.measured.num_levels if row.measured else 0} levels, {len(row.outcomes)} episodes"
     if row.num_failed:
-        reason = max(row.failures, key=row.failures.get)
+        reason = max(row.failures, key=lambda reason: row.failures[reason])
         yield f"{row.num_failed} failed and not scored: {reason}"
     if row.num_left:
         yield f"{row.num_left} not played"
@@ -112,16 +112,17 @@ def _notes(row: ModelResult) -> Iterator[str]:
     yield from row.notes
 
 
-def success_text(row: ModelResult) -> str:
+def success_text(row: ModelResult, success: Estimate) -> str:
     """Success, and how many episodes finished where not all did."""
     finished = "" if row.is_whole else f", {len(row.outcomes)} of {row.num_asked} finished"
-    return f"{rate_text(row.measured.success)}{finished}"
+    return f"{rate_text(success)}{finished}"
 
 
 def rate_text(estimate: Estimate | None) -> str:
     if estimate is None:
         return DASH
-    return percent(estimate.value, None if estimate.low is None else (estimate.low, estimate.high))
+    value, low, high = estimate
+    return percent(value, None if low is None or high is None else (low, high))
 
 
 def _number(estimate: Estimate | None, digits: int = 2) -> str:

@@ -30,9 +30,8 @@ from ragen.experiment.results import SEPARATOR, record_path, totals_line
 from ragen.format import markdown_table, percent
 from ragen.report.charts import NARROW, SHARE, SMALL, WIDE, Axis, Bar, BarGroup, Level, Line, bar_charts, line_chart
 from ragen.report.pages import Card, render
-from ragen.report.runs import value_text
+from ragen.report.runs import Value, value_text
 from ragen.report.verdict import PREFIX, baselines, validations
-from ragen.statistics import Interval
 from ragen.store.fsync import write_whole
 
 MOST_LINES = 8  # in one chart
@@ -150,17 +149,19 @@ def _environment(study: Study, tag: str) -> dict[str, Any]:
         "tone": tone,
         "findings": findings(found),
         "rows": [(_colour(study, standing.setting), _texts(study, standing)) for standing in found],
-        "bars": bar_charts([_bar(one) for one in found if one.success is not None], f"success against {study.axis}"),
+        "bars": bar_charts(
+            [_bar(one.setting, one.success) for one in found if one.success], f"success against {study.axis}"
+        ),
         "baselines": "".join(f"; {level.label} play {percent(level.value)}" for level in levels),
         "curves": list(_success_cards(study, tag, levels)),
     }
 
 
-def _bar(standing: Standing) -> BarGroup:
-    success, title = standing.success, standing.setting.title
-    low, high = success.interval or Interval(success.value, success.value)
-    note = f"step {success.step}{f' {STOPPED}' if standing.setting.stops else ''}"
-    return BarGroup(title, note, [Bar(success.value, low, high, f"{title}: {value_text('success', success)}")])
+def _bar(setting: Setting, success: Value) -> BarGroup:
+    low, high = success.interval or (None, None)
+    note = f"step {success.step}{f' {STOPPED}' if setting.stops else ''}"
+    title = f"{setting.title}: {value_text('success', success)}"
+    return BarGroup(setting.title, note, [Bar(success.value, low, high, title)])
 
 
 def _success_cards(study: Study, tag: str, levels: Sequence[Level]) -> Iterator[Card]:

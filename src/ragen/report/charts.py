@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from markupsafe import Markup
 
@@ -27,6 +28,7 @@ MAX_GROUPS = 8  # of bars in a chart
 
 Point = tuple[float, float]
 Size = tuple[int, int]
+Numbers = TypeVar("Numbers", bound=tuple[float, ...])
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ PERCENT, SHARE = Axis(percent=True, low=0.0), Axis(percent=True, low=0.0, high=1
 @dataclass(frozen=True)
 class Bar:
     value: float
-    low: float
-    high: float
+    low: float | None  # the interval
+    high: float | None
     title: str
 
 
@@ -139,7 +141,8 @@ def xy_chart(lines: Sequence[Line], x_name: str, y_name: str, size: Size, name: 
 def bar_chart(groups: Sequence[BarGroup], axis: Axis, size: Size, name: str = "") -> Markup:
     """Bars side by side with their intervals; the k-th bar of each group has the k-th colour."""
     width, height = size
-    ticks = _ticks([value for group in groups for bar in group.bars for value in (bar.value, bar.high)], axis, height)
+    values = [value for group in groups for bar in group.bars for value in (bar.value, bar.high)]
+    ticks = _ticks([value for value in values if value is not None], axis, height)
     frame = _Frame((0, len(groups)), ticks, axis, width - 8, (14, height - 38))
     parts = list(frame.grid())
     for index, group in enumerate(groups):
@@ -248,9 +251,9 @@ def _with_zero(values: Sequence[float]) -> Point:
     return (low, high) if high > low else (0.0, 1.0)
 
 
-def _segments(points: Sequence[tuple[float, ...]]) -> list[list[tuple[float, ...]]]:
+def _segments(points: Sequence[Numbers]) -> list[list[Numbers]]:
     """Runs of points without a non-finite number among them."""
-    runs: list[list[tuple[float, ...]]] = [[]]
+    runs: list[list[Numbers]] = [[]]
     for point in points:
         if all(math.isfinite(value) for value in point):
             runs[-1].append(point)
@@ -323,11 +326,11 @@ def _steps(frame: _Frame) -> Iterator[Markup]:
 
 
 def _draw_line(line: Line, css: str, frame: _Frame, prefix: str) -> Iterator[Markup]:
-    for segment in _segments(line.band):
-        if len(segment) == 1:
-            x, low, high = segment[0]
+    for piece in _segments(line.band):
+        if len(piece) == 1:
+            x, low, high = piece[0]
             yield _path([(x, low), (x, high)], frame, f"line whisker-line {css}")
-        outline = [(x, high) for x, _, high in segment] + [(x, low) for x, low, _ in reversed(segment)]
+        outline = [(x, high) for x, _, high in piece] + [(x, low) for x, low, _ in reversed(piece)]
         yield element("polygon", class_=f"band {css}", points=_coordinates(outline, frame))
     segments = _segments(line.points)
     for segment in segments:
@@ -352,7 +355,8 @@ def _draw_line(line: Line, css: str, frame: _Frame, prefix: str) -> Iterator[Mar
 
 
 def _draw_bar(bar: Bar, css: str, x: float, width: float, frame: _Frame) -> Markup:
-    y, low, high, middle = frame.y(bar.value), frame.y(bar.low), frame.y(bar.high), x + width / 2
+    y, middle = frame.y(bar.value), x + width / 2
+    low, high = (frame.y(bar.value if end is None else end) for end in (bar.low, bar.high))
     whisker = f"M{middle:.1f} {low:.1f}V{high:.1f}M{middle - 3:.1f} {high:.1f}h6M{middle - 3:.1f} {low:.1f}h6"
     return element(
         "g",

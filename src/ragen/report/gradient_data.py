@@ -279,16 +279,15 @@ def _conclusion(trends: Sequence[Trend]) -> str:
 
 def _caution(buckets: Sequence[Bucket]) -> str:
     """Noise has a norm too."""
-    known = [bucket for bucket in buckets if bucket.snr is not None]
-    noisy = [bucket.name for bucket in known if bucket.snr < MOSTLY_NOISE]
+    known = {bucket.name: bucket.snr for bucket in buckets if bucket.snr is not None}
+    noisy = [name for name, snr in known.items() if snr < MOSTLY_NOISE]
     if not noisy:
         return ""
     if len(noisy) < len(known):
         listed = ", ".join(noisy)
         return f" Of these norms, those of {listed} are mostly noise (signal to noise below {MOSTLY_NOISE:g})."
-    most = max(bucket.snr for bucket in known)
     return (
-        f" But these norms are mostly noise, since signal to noise is {short(most)} at best: a larger "
+        f" But these norms are mostly noise, since signal to noise is {short(max(known.values()))} at best: a larger "
         "trainer.gradient_analysis_env_groups tells more."
     )
 

@@ -45,7 +45,7 @@ STD = "reward std within a group (reward)"
 NORM = "L2 norm of the gradient"
 LABEL = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
 WEIGHED = f"{NORM}\n(times its coefficient)"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.spines.top": False,
@@ -151,21 +151,13 @@ class Panel(NamedTuple):
 
 def norms_figure(analysis: Analysis) -> "Figure":
     """The three terms after the filter; below them those of all groups."""
-    rows = []
+    rows: list[list[Panel]] = []
     for prefix in analysis.prefixes():
+        rows.append([])
         buckets = [*analysis.buckets(prefix), analysis.whole(prefix)]
-        rows.append(
-            [
-                Panel(
-                    f"{NAMES[term]}, {GROUPS[prefix]}",
-                    NORM if term == "task" else WEIGHED,
-                    term,
-                    buckets,
-                    [bucket.norm(term) for bucket in buckets],
-                )
-                for term in ("kl", "entropy", "task")
-            ]
-        )
+        for term in ("kl", "entropy", "task"):
+            title, y_label = f"{NAMES[term]}, {GROUPS[prefix]}", NORM if term == "task" else WEIGHED
+            rows[-1].append(Panel(title, y_label, term, buckets, [bucket.norm(term) for bucket in buckets]))
     return _bar_figure(analysis, rows)
 
 
@@ -191,7 +183,7 @@ def reward_std_figure(analysis: Analysis) -> "Figure | None":
 def normed_figure(analysis: Analysis) -> "Figure":
     """Norms divided by the number of samples, and by the number of tokens."""
     buckets = [*analysis.buckets(), analysis.whole()]
-    rows = []
+    rows: list[list[Panel]] = []
     for unit in ("sample", "token"):
         rows.append([])
         for term in analysis.terms() or ["task"]:
@@ -218,7 +210,12 @@ def _figure(analysis: Analysis, num_rows: int, num_columns: int) -> tuple["Figur
 
 def _bars(ax: "Axes", panel: Panel, num_digits: int = 3) -> None:
     known = {index: value for index, value in enumerate(panel.values) if value is not None}
-    look = {"color": COLOURS[panel.kind], "hatch": HATCHES[panel.kind], "edgecolor": "black", "linewidth": 0.6}
+    look: dict[str, Any] = {
+        "color": COLOURS[panel.kind],
+        "hatch": HATCHES[panel.kind],
+        "edgecolor": "black",
+        "linewidth": 0.6,
+    }
     drawn = ax.bar(list(known), list(known.values()), width=0.7, **look)
     ax.bar_label(drawn, [f"{value:.{num_digits}g}" for value in known.values()], padding=2, fontsize=7, bbox=LABEL)
     ax.set_xticks(range(len(panel.buckets)), [_under(bucket, panel) for bucket in panel.buckets], fontsize=7.5)
@@ -329,22 +326,30 @@ def _stds(ax: "Axes", analysis: Analysis, is_log: bool) -> None:
 
 
 def _boxes(ax: "Axes", buckets: Sequence[Bucket]) -> list[float]:
-    look = {"boxprops": {"facecolor": "#DDDDDD"}, "medianprops": {"color": "black"}, "flierprops": {"markersize": 3}}
-    ax.boxplot([list(bucket.reward_stds) for bucket in buckets], widths=0.6, patch_artist=True, **look)
+    ax.boxplot(
+        [list(bucket.reward_stds) for bucket in buckets],
+        widths=0.6,
+        patch_artist=True,
+        boxprops={"facecolor": "#DDDDDD"},
+        medianprops={"color": "black"},
+        flierprops={"markersize": 3},
+    )
     return [value for bucket in buckets for value in bucket.reward_stds]
 
 
 def _ranges(ax: "Axes", buckets: Sequence[Bucket]) -> list[float]:
-    known = {index: bucket for index, bucket in enumerate(buckets, start=1) if bucket.reward_std is not None}
-    means, least, most = [], [], []
-    for bucket in known.values():
-        low, high = (bucket.get(f"reward_std_{end}") for end in ("min", "max"))
-        means.append(bucket.reward_std)
-        least.append(means[-1] if low is None else low)
-        most.append(means[-1] if high is None else high)
+    numbers, means, least, most = [], [], [], []
+    for number, bucket in enumerate(buckets, start=1):
+        mean = bucket.reward_std
+        if mean is not None:
+            low, high = bucket.get("reward_std_min"), bucket.get("reward_std_max")
+            numbers.append(number)
+            means.append(mean)
+            least.append(mean if low is None else low)
+            most.append(mean if high is None else high)
     below = [max(0.0, mean - low) for mean, low in zip(means, least, strict=True)]
     above = [max(0.0, high - mean) for mean, high in zip(means, most, strict=True)]
-    ax.errorbar(list(known), means, [below, above], fmt="D", color="black", capsize=3, markersize=4)
+    ax.errorbar(numbers, means, [below, above], fmt="D", color="black", capsize=3, markersize=4)
     return [*means, *least, *most]
 
 

@@ -81,7 +81,7 @@ def _success_evidence(metrics: Metrics, config: Settings) -> Evidence:
 
 
 def _empty_evidence(metrics: Metrics, config: Settings) -> Evidence:
-    limit = config.get("actor_rollout_ref.rollout.rollout_filter_empty_stop_steps")
+    limit: Any = config.get("actor_rollout_ref.rollout.rollout_filter_empty_stop_steps")
     points = metrics.series("rollout/consecutive_empty_after_filter_steps")
     kept = metrics.series("rollout/filter_kept_count")
     is_limited = isinstance(limit, int) and limit > 0

@@ -9,8 +9,8 @@ and the last validation, and, where both played the same levels once each, the p
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ragen.diagnose.collapse import regime
 from ragen.diagnose.health import Health, HealthVerdict
@@ -39,12 +39,20 @@ class Validated:
         return percent(self.success, self.interval)
 
 
-@dataclass
+class SuccessVerdict(NamedTuple):
+    """How validation success changed."""
+
+    headline: str
+    tone: str  # good, bad or flat
+    sentences: list[str]
+
+
+@dataclass(frozen=True)
 class RunVerdict:
     headline: str
     tone: str  # good, bad or flat
-    sentences: list[str] = field(default_factory=list)
-    health: HealthVerdict | None = None  # of the whole run
+    sentences: list[str]
+    health: HealthVerdict
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ def validations(metrics: Metrics, tag: str, name: str = "success") -> list[Valid
 
 def baselines(values: Sequence[Validated]) -> dict[str, float]:
     """What random and optimal play reach on these levels, where known."""
-    found = {}
+    found: dict[str, float] = {}
     for name in ("random", "optimal"):
         known = [getattr(value, name) for value in values if getattr(value, name) is not None]
         found |= {name: known[-1]} if known else {}
@@ -108,27 +116,24 @@ def verdict(
     finished: Mapping[str, Any] | None = None,
 ) -> RunVerdict:
     """`before` and `after` are the episodes of the first and the last validation, where they were stored."""
-    tags = validation_tags(metrics)
-    if not metrics.rows:
-        whole = RunVerdict("Nothing was measured yet", "flat", ["The run folder holds no metrics."])
-    elif not tags:
-        whole = RunVerdict("No validation was made", "flat", ["Without validation nothing can be said about success."])
-    else:
-        whole = _of_tags(metrics, tags, before, after)
-    whole.health = Health.of(metrics.rows).verdict()
+    headline, tone, sentences = _of_all(metrics, before, after)
     stop = early_stop(metrics, finished)
     if stop:
-        whole.tone = "bad"
         at = "" if stop.step is None else f" at step {stop.step}"
-        whole.sentences.append(f"The run was stopped early{at} by the rule {stop.rule}.")
-    whole.sentences += [*_reasoning(metrics), *_non_finite(metrics), *metrics.notes]
-    return whole
+        sentences = [*sentences, f"The run was stopped early{at} by the rule {stop.rule}."]
+    sentences = [*sentences, *_reasoning(metrics), *_non_finite(metrics), *metrics.notes]
+    return RunVerdict(headline, "bad" if stop else tone, sentences, Health.of(metrics.rows).verdict())
 
 
-def _of_tags(
-    metrics: Metrics, tags: Sequence[str], before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]
-) -> RunVerdict:
+def _of_all(metrics: Metrics, before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> SuccessVerdict:
     """The verdicts of all environments as one."""
+    tags = validation_tags(metrics)
+    if not metrics.rows:
+        return SuccessVerdict("Nothing was measured yet", "flat", ["The run folder holds no metrics."])
+    if not tags:
+        return SuccessVerdict(
+            "No validation was made", "flat", ["Without validation nothing can be said about success."]
+        )
     parts = []
     for tag in tags:
         change = paired(*([episode for episode in some if episode["tag"] == tag] for some in (before, after)))
@@ -136,17 +141,19 @@ def _of_tags(
         parts.append(_of_tag(subject, validations(metrics, tag), change))
     tones = {part.tone for part in parts}
     tone = next((tone for tone in ("bad", "good") if tone in tones), "flat")
-    return RunVerdict("; ".join(part.headline for part in parts), tone, [s for part in parts for s in part.sentences])
+    return SuccessVerdict(
+        "; ".join(part.headline for part in parts), tone, [s for part in parts for s in part.sentences]
+    )
 
 
-def _of_tag(subject: str, values: Sequence[Validated], change: Difference | None) -> RunVerdict:
+def _of_tag(subject: str, values: Sequence[Validated], change: Difference | None) -> SuccessVerdict:
     if not values:
-        return RunVerdict(f"{subject} is unknown", "flat", ["No validation gave a finite success rate."])
+        return SuccessVerdict(f"{subject} is unknown", "flat", ["No validation gave a finite success rate."])
     first, last = values[0], values[-1]
     if len(values) < 2:
         only = f"There is only one validation, at step {first.step}: {first.text}. Two are needed to see a change."
         headline = f"{subject} is {percent(first.success)}; too early to see a change"
-        return RunVerdict(headline, "flat", [only, *_standing(values)])
+        return SuccessVerdict(headline, "flat", [only, *_standing(values)])
     gain = last.success - first.success
     is_noise, evidence = _evidence(first, last, change)
     moved = f"{subject} {'rose' if gain > 0 else 'fell'} by {100 * abs(gain):.1f} points"
@@ -158,7 +165,7 @@ def _of_tag(subject: str, values: Sequence[Validated], change: Difference | None
         headline, tone = moved, "good" if gain > 0 else "bad"
     steps = f"From {first.text} at step {first.step} to {last.text} at step {last.step}"
     story = f"{steps}: {100 * gain:+.1f} points. {evidence}"
-    return RunVerdict(headline, tone, [story, *_peak(values), *_standing(values)])
+    return SuccessVerdict(headline, tone, [story, *_peak(values), *_standing(values)])
 
 
 def paired(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> Difference | None:
@@ -216,8 +223,8 @@ def _peak(values: Sequence[Validated]) -> Iterator[str]:
 def _reasoning(metrics: Metrics) -> Iterator[str]:
     """The regime at the last measurement, with its numbers."""
     measured = [row for row in metrics.rows if regime(row) is not None]
-    if measured:
-        found = regime(measured[-1], measured[0])
+    found = regime(measured[-1], measured[0]) if measured else None
+    if found is not None:
         near = "" if found.is_clear else ", nearer to its threshold than noise"
         yield (
             f"The reasoning at step {measured[-1]['step']} is {found.name}: I(X;Z) {found.information:.2f} nats (low "
