@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen.api import run_config
-from ragen.config.compose import resolve
+from ragen.run.prepare import prepare
 from ragen.config.schema import Config
 
 WORDS = (
@@ -26,7 +26,7 @@ WORDS = (
 
 def config_of(*words: str, environment: str = "sokoban") -> Config:
     grid = [] if environment == "two_armed_bandit" else ["env.env_kwargs.cell_format=plain"]
-    return resolve([environment, *WORDS, *grid, *words], environ={}).config
+    return prepare([environment, *WORDS, *grid, *words], environ={}).config
 
 
 def fine_tuned(output: Path, *words: str) -> Any:

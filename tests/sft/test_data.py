@@ -93,7 +93,7 @@ def test_no_level_of_any_evaluation_is_shown():
         if len(test) == 15:
             break
     data = make_data(asked)
-    assert (levels(data.train), levels(data.test), data.num_left_out) == (train, test, num_left_out)
+    assert (levels(data.train), levels(data.test), data.num_skipped) == (train, test, num_left_out)
     assert data.shared == 0 and num_left_out > 50, "nearly half of the levels are played"
     others = lesson(*board, "training.val_data_num=600", environment="frozenlake").validation_seeds
     assert others == range(123, 723), "of more validation levels all are left out"
@@ -114,9 +114,9 @@ def test_a_board_with_too_few_levels_keeps_back_only_those_of_its_own_validation
 
 def test_a_bandit_has_its_few_levels_everywhere(tmp_path):
     data = make_data(lesson(environment="two_armed_bandit", train_size=8, test_size=3))
-    assert (len(data.train), len(data.test), data.num_left_out) == (8, 3, 0)
+    assert (len(data.train), len(data.test), data.num_skipped) == (8, 3, 0)
     assert data.shared > 0
-    assert f"{percent(data.shared)} of the levels that evaluations play are among those to train" in describe(
+    assert f"{percent(data.shared)} of the evaluation levels are among the training levels" in describe(
         data, tmp_path
     )
 
@@ -170,7 +170,7 @@ def test_other_rows_are_not_overwritten(tmp_path):
     write_data(replace(data, test=data.test[:-1]), tmp_path, replace=True)
     assert read_rows(tmp_path / "test.parquet") == data.test[:-1]
     (tmp_path / "train.parquet").write_bytes(b"not a table")
-    with pytest.raises(ConfigError, match="is no Parquet file"):
+    with pytest.raises(ConfigError, match="is not a Parquet file"):
         write_data(data, tmp_path)
 
 
@@ -281,7 +281,7 @@ def test_what_is_to_be_written_lies_in_no_file(tmp_path, key, below):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as error:
         config_of(f"{key}={tmp_path}/file{below}")
-    assert str(error.value).startswith(f"{key}={tmp_path}/file{below}: {tmp_path}/file is no folder, so ")
+    assert str(error.value).startswith(f"{key}={tmp_path}/file{below}: {tmp_path}/file is not a directory, so ")
 
 
 @pytest.mark.parametrize(

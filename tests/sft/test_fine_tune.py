@@ -198,7 +198,7 @@ def test_the_folder_of_the_run_is_no_model_and_the_one_inside_is_named_once(run)
         with pytest.raises(ConfigError) as error:
             config_of(f"sft.training.base_model={folder}")
         assert str(error.value) == (
-            f"sft.training.base_model={folder}: this folder is no model, but holds one: name {folder / inside}"
+            f"sft.training.base_model={folder}: this directory is not a model, but holds one: name {folder / inside}"
         )
 
 
@@ -220,7 +220,7 @@ def test_a_finished_run_is_left_alone(run, capsys):
     again = fine_tuned(output, "sft.training.epochs=1")
     assert again.folder == output.with_name("out-2") / "lora_weights"
     assert (output.with_name("out-2") / "merged_model/config.json").exists()
-    assert "it stays as it is" in capsys.readouterr().out
+    assert "it is left untouched" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -229,7 +229,7 @@ def test_a_merged_model_of_other_origin_is_left_alone(tmp_path):
     (tmp_path / "out/merged_model").mkdir(parents=True)
     decision = choose_output(config_of(f"sft.output_dir={tmp_path}/out"))
     assert decision.folder.path == tmp_path / "out-2/lora_weights"
-    assert "merged_model is there already" in decision.reason
+    assert "merged_model exists" in decision.reason
 
 
 def test_rows_of_an_attempt_that_never_began_are_replaced(tmp_path):
@@ -402,8 +402,8 @@ def test_a_folder_in_use_is_avoided_with_the_key_of_fine_tuning(tmp_path, capsys
     with RunFolder(tmp_path / "lora_weights").owned():
         assert main(["sft", *words]) == 2
     said = capsys.readouterr().err
-    assert f"{tmp_path}/lora_weights belongs to process" in said
-    assert "choose another folder with sft.output_dir." in said and "default_local_dir" not in said
+    assert f"{tmp_path}/lora_weights is in use by process" in said
+    assert "choose another directory with sft.output_dir" in said and "default_local_dir" not in said
 
 
 def test_a_key_is_read_or_says_that_it_is_not(tmp_path):
@@ -448,4 +448,4 @@ def test_memory_is_explained_by_the_keys_of_fine_tuning(monkeypatch):
         explained(replace(config), torch.device("cpu"), Path("nowhere")),
     ):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-    assert error.value.words == smaller(config)
+    assert error.value.overrides == smaller(config)

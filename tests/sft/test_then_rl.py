@@ -24,7 +24,7 @@ from ragen.errors import ConfigError
 from ragen.sft import output_dir as sft_place
 from ragen.sft import run as sft_run
 from ragen.sft import then_rl
-from ragen.sft.output_dir import ASIDE, choose_output, finished_output, planned_output, tuning_config
+from ragen.sft.output_dir import choose_output, finished_output, planned_output, tuning_config
 from ragen.store.resume import decide
 from ragen.store.run_folder import RunFolder
 from ragen.train import learner
@@ -179,7 +179,7 @@ def test_killed_in_rl_it_goes_on_there(done, copied, monkeypatch, capsys):
     monkeypatch.setattr(then_rl, "tune", None)
     run = run_config(config_of())
     assert run.folder == RL and comparable(RL) == comparable(done.folder / RL)
-    assert f"{RL} goes on after step 1" in capsys.readouterr().out
+    assert f"{RL} resumes after step 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -240,7 +240,7 @@ def test_fine_tuning_reads_nothing_that_makes_no_other(here):
         sft_run.fine_tune(config)
     assert {key for key in readers if key.startswith(NOT_IN_SFT)} <= harmless
     assert "sft.training.epochs" in readers
-    assert all(any(key.startswith(start) for key in all_keys()) for start in ASIDE), "every beginning begins a key"
+    assert all(any(key.startswith(start) for key in all_keys()) for start in NOT_IN_SFT), "every prefix has a key"
 
 
 def test_what_rl_is_told_about_resuming_is_not_told_to_fine_tuning(here):
@@ -298,14 +298,14 @@ def test_who_comes_second_waits_for_the_model(busy, monkeypatch, capsys):
         if len(polls) == 3:
             busy()
 
-    monkeypatch.setattr(sft_place.time, "sleep", sleep)
+    monkeypatch.setattr(sft_place, "sleep", sleep)
     monkeypatch.setattr(then_rl, "tune", None)
     monkeypatch.setattr(then_rl, "train", kill)
     with pytest.raises(Killed):
         run_config(config_of("actor_rollout_ref.actor.optim.lr=1e-5"))
     said = capsys.readouterr().err
-    assert len(polls) == 3 and said.count(f"is at work in {SFT}/lora_weights: waiting for it") == 1
-    assert f"fine-tuning: finished already with these settings, in {SFT}\n" in said
+    assert len(polls) == 3 and said.count(f"waiting for process") == 1
+    assert f"fine-tuning: already finished with these settings, in {SFT}\n" in said
 
 
 def test_ctrl_c_ends_the_waiting(busy, monkeypatch):
@@ -313,23 +313,23 @@ def test_ctrl_c_ends_the_waiting(busy, monkeypatch):
         raise KeyboardInterrupt
 
     shutil.rmtree(RL)
-    monkeypatch.setattr(sft_place.time, "sleep", pressed)
+    monkeypatch.setattr(sft_place, "sleep", pressed)
     assert main(["train", *WORDS]) == 130 and not RL.exists()
 
 
 def test_of_two_that_begin_at_once_one_waits(busy, monkeypatch):
     """Nobody is there when it looks; its levels are solved, and then the folder is another's."""
     tries, tune = [], then_rl.tune
-    owners = iter([None, {"pid": 1, "host": "here"}, None])
+    owners = iter([None, "process 1 on here", None])
     monkeypatch.setattr(RunFolder, "live_owner", lambda folder: next(owners))
-    monkeypatch.setattr(sft_place.time, "sleep", lambda seconds: busy())
+    monkeypatch.setattr(sft_place, "sleep", lambda seconds: busy())
     monkeypatch.setattr(then_rl, "tune", lambda tuning: (tries.append(tuning), tune(tuning))[1])
     run = run_config(config_of(), stage="sft")
     assert (run.folder, run.status, len(tries)) == (SFT / "lora_weights", "finished", 1)
 
 
 def test_other_settings_wait_only_until_the_first_has_recorded_a_step(busy, monkeypatch, capsys):
-    monkeypatch.setattr(sft_place.time, "sleep", kill)
+    monkeypatch.setattr(sft_place, "sleep", kill)
     other = tuning_config(config_of("sft.training.epochs=3"))
     sft_place.wait_for_others(other)
     assert choose_output(other, is_planned=True).folder.path == Path(f"{SFT}-2/lora_weights")
@@ -342,7 +342,7 @@ def test_workers_are_started_once_nobody_else_is_at_work(busy, monkeypatch):
     launched = []
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr("ragen.distributed.launcher.launch", lambda *given: (launched.append(given), 0)[1])
-    monkeypatch.setattr(sft_place.time, "sleep", lambda seconds: (busy(), launched.append("waited")))
+    monkeypatch.setattr(sft_place, "sleep", lambda seconds: (busy(), launched.append("waited")))
     assert main(["train", *WORDS, "system.n_gpus=2"]) == 0
     assert launched[0] == "waited" and len(launched) == 3
 
@@ -401,7 +401,7 @@ def test_the_plan_shows_both_and_where_rl_starts(done, copied, capsys):
         return capsys.readouterr().out.replace("\n#     ", " ")
 
     told = plan()
-    assert f"sft: finished already with these settings, in {SFT}" in told
+    assert f"sft: already finished with these settings, in {SFT}" in told
     assert f"rl: starts from {SFT}/merged_model\n" in told and "rl: training steps: 2" in told
     other = plan("sft.training.epochs=3")
     assert (
@@ -421,7 +421,7 @@ def test_the_plan_of_one_half(copied, capsys):
     assert "sft: training: 3 epochs" in tuning and "rl: " not in tuning and "training levels" not in tuning
     assert f"rl: starts from {SFT}/merged_model\n" in training and "sft: " not in training
     early = plan("sft.training.epochs=3", "--stage", "rl")
-    assert f"rl: starts from {SFT}-2/merged_model, which is not there yet: --stage sft comes first\n" in early
+    assert f"rl: starts from {SFT}-2/merged_model, which is not there yet: run --stage sft first\n" in early
 
 
 def test_without_its_merged_model_plan_and_run_go_elsewhere(copied, monkeypatch):
@@ -457,7 +457,7 @@ def test_each_half_has_workers_of_its_own(monkeypatch, statuses, stages):
 
 def test_the_halves_can_be_called_by_themselves(copied, monkeypatch, capsys):
     assert main(["train", *WORDS, "sft.training.epochs=3", "--stage", "rl"]) == 2
-    assert "--stage sft comes first" in capsys.readouterr().err
+    assert "run --stage sft first" in capsys.readouterr().err
     monkeypatch.setattr(then_rl, "tune", None)
     monkeypatch.setattr(then_rl, "train", kill)
     assert main(["train", *WORDS, "--stage", "sft"]) == 0
@@ -468,7 +468,7 @@ def test_the_halves_can_be_called_by_themselves(copied, monkeypatch, capsys):
 def test_workers_of_torchrun_take_one_half_at_a_time(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="start torchrun twice"):
+    with pytest.raises(ConfigError, match="run torchrun twice"):
         run_config(config_of())
 
 

@@ -219,9 +219,9 @@ def test_nothing_is_announced_before_it_is_refused(finished, tmp_path, capsys):
     words = [*WORDS, *origin, "trainer.total_training_steps=3", f"trainer.default_local_dir={tmp_path / 'run'}"]
     assert main(["train", *words, "lora.rank=4"]) == 2
     told = capsys.readouterr()
-    assert "lora.rank=8" in told.err and "begins after step 2" not in told.out + told.err
+    assert "lora.rank=8" in told.err and "starts after step 2" not in told.out + told.err
     assert main(["train", *words]) == 0
-    assert "begins after step 2" in "".join(capsys.readouterr())
+    assert "starts after step 2" in "".join(capsys.readouterr())
 
 
 def adapted(name, rank=2):
@@ -383,7 +383,7 @@ def test_an_adapter_of_a_quantised_file_is_merged_into_what_was_made_of_it(tmp_p
 
 
 def test_what_cannot_be_merged(finished, tmp_path):
-    with pytest.raises(ConfigError, match="nowhere is no folder; name a checkpoint"):
+    with pytest.raises(ConfigError, match="nowhere is not a directory; give a checkpoint"):
         plan(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="holds no adapter; name a checkpoint"):
         plan(tmp_path)

@@ -613,7 +613,7 @@ def test_a_probe_without_a_step_to_analyse_is_refused(tmp_path):
 def test_a_checkpoint_that_is_not_there_names_those_that_are(tmp_path):
     for step in (1, 101):
         make_checkpoint(tmp_path / "run", step)
-    with pytest.raises(ConfigError, match=r"global_step_51 is no folder\. In .*run global_step_1, global_step_101 are"):
+    with pytest.raises(ConfigError, match=r"global_step_51: not found\. .*run has global_step_1, global_step_101"):
         decide(probing(tmp_path / "probe", tmp_path / "run" / "global_step_51"))
 
 

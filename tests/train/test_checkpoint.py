@@ -663,7 +663,7 @@ def test_what_is_no_checkpoint_is_told_apart(store):
     (foreign / "model_world_size_1_rank_0.pt").write_bytes(b"")
     with pytest.raises(NotACheckpoint, match=r"is no checkpoint of ragen: it has no manifest\.json"):
         restore(foreign, make_parts())
-    with pytest.raises(NotACheckpoint, match=r"global_step_8 is no folder\. .*global_step_1 is whole"):
+    with pytest.raises(NotACheckpoint, match=r"global_step_8 is not a directory\. .*global_step_1 is whole"):
         restore(store.folder / "global_step_8", make_parts())
     assert not manifest.is_resumable(foreign) and not manifest.is_resumable(store.folder / "global_step_8")
 

@@ -13,7 +13,8 @@ from ragen.model.load import find_model, load_model
 from ragen.model.packing import pack, samples_of
 from ragen.model.policy import score
 from ragen.model.scoring import Scorer, by_sample
-from ragen.store.run_folder import RunFolder, read_episodes
+from ragen.store.episodes import read_episodes
+from ragen.store.run_folder import RunFolder
 from ragen.train.levels import levels
 from ragen.train.targets import estimate, experience_of, keep_groups, scores_of
 from ragen.train.trainer import train

@@ -66,7 +66,7 @@ def test_what_was_saved_is_not_lost(tmp_path, monkeypatch, capsys):
     assert f"trainer.resume_from_path={folder}/global_step_2" in command
     assert cli.main(command[1:]) == 0
     said = capsys.readouterr().out
-    assert f"{folder}-2 begins after step 2" in said and "\nstep:3 " in said and "\nstep:2 " not in said
+    assert f"{folder}-2 starts after step 2" in said and "\nstep:3 " in said and "\nstep:2 " not in said
 
 
 @pytest.mark.parametrize("stage", ["collect", "update_critic", "load_model"])

@@ -11,7 +11,8 @@ from tiny import TINY
 
 from ragen.config.compose import resolve
 from ragen.model.load import find_model, load_model
-from ragen.store.run_folder import RunFolder, read_episodes
+from ragen.store.episodes import read_episodes
+from ragen.store.run_folder import RunFolder
 from ragen.train import learner, trainer, update
 from ragen.train.optimizer import MasterAdamW
 

@@ -135,7 +135,7 @@ def test_an_interrupted_run_saves_and_goes_on(nursery, tmp_path, number):
     assert two.read_metrics().last_step() == int(steps[1])
     assert not two.finished_path.exists() and two.report_path.exists()
     again = nursery.run(*words, f"trainer.default_local_dir={two}")
-    assert again.status == 0 and f"{two} goes on after step {steps[1]}" in again.out
+    assert again.status == 0 and f"{two} resumes after step {steps[1]}" in again.out
     assert nursery.run(*words, f"trainer.default_local_dir={one}").status == 0
     assert without_clock(one) == without_clock(two)
 

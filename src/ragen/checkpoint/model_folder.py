@@ -57,11 +57,11 @@ def write_model(folder: Path, part: Part, sums: dict[Path, FileSum]) -> None:
 
 
 def write_model_folder(target: Path, part: Part, run: Path | None = None) -> None:
-    """`write_model`, whole or not at all, and synced, with what it needs to remember its run (`lineage`). What is there
-    already stays, with an error."""
+    """`write_model`, whole or not at all, and synced, with the config of its run (`lineage`). An existing target is an
+    error."""
     check_is_free(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.new")  # not `.part`, which a run that saves here takes for its own
+    temporary = target.with_name(f".{target.name}.new")  # not `.part`: a run that saves here removes those
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         sums: dict[Path, FileSum] = {}
@@ -77,12 +77,14 @@ def write_model_folder(target: Path, part: Part, run: Path | None = None) -> Non
 
 
 def check_is_free(target: Path) -> None:
-    """That nothing is there, and that it is no part of a checkpoint, whose files are all listed."""
+    """Refuse an existing target, and one inside a checkpoint, whose files are all listed."""
     if target.exists():
-        raise ConfigError(f"{target} is there already, and nothing is overwritten: name another folder with --output")
+        raise ConfigError(f"{target} exists, and nothing is overwritten: choose another directory with --output")
     for parent in target.resolve().parents:
         if CHECKPOINT.fullmatch(parent.name) and (parent / disk.MANIFEST).exists():
-            raise ConfigError(f"{target} lies within a checkpoint, {parent}: name a folder outside of it with --output")
+            raise ConfigError(
+                f"{target} is inside the checkpoint {parent}: choose a directory outside it with --output"
+            )
 
 
 def _write_shards(folder: Path, weights: Mapping[str, Tensor], sums: dict[Path, FileSum]) -> None:
@@ -113,7 +115,7 @@ def write_json(path: Path, tree: Any) -> None:
 
 
 def synced_sum(path: Path) -> FileSum:
-    """Sync a file that somebody else wrote, and make it as readable as its folder: safetensors writes for its owner."""
+    """Sync a file written by a library, as readable as its folder: safetensors writes for its owner only."""
     path.chmod(path.parent.stat().st_mode & 0o666)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
@@ -121,7 +123,7 @@ def synced_sum(path: Path) -> FileSum:
 
 
 def move_into_place(temporary: Path, target: Path) -> None:
-    """Give a written checkpoint its name; one that has it already is whole under another name until it is replaced."""
+    """Give a written checkpoint its name; an existing one keeps a second name until it is replaced."""
     replaced = target.with_name(target.name + REPLACED)
     if target.exists():
         if replaced.exists():

@@ -31,7 +31,7 @@ def restore(path: str | os.PathLike[str], parts: Parts) -> dict[str, Any]:
     """Fill modules and optimizers from a checkpoint, and give the trainer's state back.
 
     Everything is checked before the first weight is changed. From a checkpoint without optimizer state an optimizer
-    takes its weights and its place in the schedule; the state is empty then.
+    takes the weights and the step of its schedule; the state is empty then.
     """
     path = Path(path)
     manifest = disk.check(path, every_byte=True)
@@ -81,8 +81,8 @@ def _open(path: Path, manifest: Manifest, name: str, part: Part) -> _Stored:
 def _open_model(path: Path, name: str, part: Part) -> Mapping[str, Tensor]:
     if (path / name / lora.CONFIG).exists():
         raise OtherModel(
-            f"checkpoint {path} holds an adapter of the {name}, and here all weights are trained: set {_RANKS[name]} "
-            f"and the alpha as they were, or train what model_path={path} gives, the adapter merged into its base"
+            f"checkpoint {path} holds an adapter of the {name}, but this run trains all weights: set {_RANKS[name]} "
+            f"and the alpha as they were, or start from model_path={path}, the adapter merged into its base"
         )
     try:
         weights, shape = _read_model(part.backbone, path / name)
@@ -96,15 +96,15 @@ def _open_model(path: Path, name: str, part: Part) -> Mapping[str, Tensor]:
 def _open_adapter(path: Path, name: str, part: Part) -> Mapping[str, Tensor]:
     if not (path / name / lora.CONFIG).exists():
         raise OtherModel(
-            f"checkpoint {path} holds all weights of the {name}, and here an adapter is trained: set {_RANKS[name]}=0, "
+            f"checkpoint {path} holds all weights of the {name}, but this run trains an adapter: set {_RANKS[name]}=0, "
             f"or train an adapter of it with model_path={path}"
         )
     weights, settings = TensorFiles([path / name / lora.WEIGHTS]), lora.read_config(path / name)
     base = settings["base_model_name_or_path"]
     if not _is_base(path / name, base, part):
         raise OtherModel(
-            f"the adapter in {path / name} was trained above {base}, and the weights of {part.base_model} are others: "
-            f"set {_MODELS[name]}={base}, with the weights that it had, {_OR_NOT}"
+            f"the adapter in {path / name} was trained on {base}, and {part.base_model} has different weights: "
+            f"set {_MODELS[name]}={base}, with its original weights, {_OR_NOT}"
         )
     try:
         lora.check_settings(part.backbone, settings, path / name, _ADAPTER_KEYS[name])
@@ -126,7 +126,7 @@ def _is_base(folder: Path, stored: str | None, part: Part) -> bool:
 
 _MODELS = {"actor": "model_path", "critic": "critic.model.path"}
 _RANKS = {"actor": "actor_rollout_ref.model.lora_rank", "critic": "critic.model.lora_rank"}
-# The critic's follow the actor's: where only the critic differs, keys of its own were set.
+# The critic's keys follow the actor's: where only the critic differs, its own keys were set.
 _ADAPTER_KEYS = {
     "actor": lora.KEYS,
     "critic": {
@@ -135,7 +135,7 @@ _ADAPTER_KEYS = {
         "target_modules": "critic.model.target_modules",
     },
 }
-_OR_NOT = "or leave it aside with trainer.resume_mode=disable"
+_OR_NOT = "or ignore it with trainer.resume_mode=disable"
 _OTHER_MODEL = f"set model_path and the estimator as they were when it was written, {_OR_NOT}"
 
 
@@ -151,9 +151,10 @@ def _compare(path: Path, found: Mapping[str, tuple[int, ...]], wanted: Mapping[s
     for name in [*wanted, *found]:
         there, here = found.get(name), wanted.get(name)
         if there != here:
-            words = ["nothing" if shape is None else " x ".join(map(str, shape)) or "1" for shape in (there, here)]
+            shapes = ["nothing" if shape is None else " x ".join(map(str, shape)) or "1" for shape in (there, here)]
             raise OtherModel(
-                f"checkpoint {path} is of another model: {name} is {words[0]} there and {words[1]} here; {_OTHER_MODEL}"
+                f"checkpoint {path} is of another model: {name} is {shapes[0]} there and {shapes[1]} here; "
+                f"{_OTHER_MODEL}"
             )
 
 

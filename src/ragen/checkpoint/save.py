@@ -49,7 +49,7 @@ class CheckpointStore:
     """The checkpoints of one run folder.
 
     `keep_actor` and `keep_critic` are how many stay, None for all. `contents` are those of the actor, and of the critic
-    unless it has its own. `note` is told what went wrong without harm.
+    unless it has its own. `note` logs harmless failures.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class CheckpointStore:
     def save(self, step: int, parts: Parts, contents: Sequence[str] | None = None, keep: bool = False) -> Path:
         """Write a checkpoint, let the tracker name it, then delete what is too old.
 
-        With `keep` it is never deleted. With `contents` of its own it is one to look at: kept, and not named by the
-        tracker; where that step was saved to go on from, it is that one which is kept, and nothing is written.
+        With `keep` it is never deleted. With `contents` it is one to inspect: kept, and not named by the tracker; if
+        the step already has a resumable checkpoint, that one is kept and nothing is written.
         """
         target = self.folder / disk.checkpoint_name(step)
         tracked, there = contents is None, disk.read_manifest(target) if disk.is_whole(target) else None
@@ -131,12 +131,12 @@ class CheckpointStore:
         earlier = disk.latest(self.folder)
         kept = "there is no earlier checkpoint" if earlier is None else f"{earlier} is whole"
         if earlier is not None and disk.is_resumable(earlier):
-            kept += ": the same command goes on from there"
-        advice = _ADVICE.get(number, "mend that")
+            kept += ": run the same command to resume from it"
+        advice = _ADVICE.get(number, "fix that")
         return SaveFailed(
             number,
             f"the checkpoint of step {written.step} was not written ({getattr(error, 'strerror', None) or error}): it "
-            f"needs {size_text(written.num_bytes)}, and {size_text(_free(self.folder))} are free. To do: {advice}; "
+            f"needs {size_text(written.num_bytes)}, and {size_text(_free(self.folder))} are free. Fix: {advice}; "
             f"{kept}",
             str(self.folder),
         )
@@ -144,17 +144,17 @@ class CheckpointStore:
     # --- deleting -------------------------------------------------------------------------------------------------
 
     def _delete_old(self, step: int) -> None:
-        """Make room. Only what is older than `step` goes: the checkpoint that the tracker names is never touched."""
+        """Delete what is older than `step` and over the limit; never the checkpoint that the tracker names."""
         try:
             for path in self.folder.glob(f"global_step_*{REPLACED}"):
                 delete(path)
             for path, names in self._too_old(step).items():
                 _delete_parts(path, names)
         except OSError as error:
-            self.note(f"an old checkpoint could not be deleted and takes room: {error}")
+            self.note(f"an old checkpoint could not be deleted: {error}")
 
     def _too_old(self, step: int) -> dict[Path, list[str]]:
-        """Which parts of which checkpoints have had their time."""
+        """Which parts of which checkpoints to delete."""
         found = [(path, disk.read_manifest(path)) for path in disk.checkpoints(self.folder) if disk.is_whole(path)]
         counted = [(path, it) for path, it in found if not it.keep and it.step <= step]
         old: dict[Path, list[str]] = {}
@@ -233,22 +233,22 @@ def _delete_parts(path: Path, names: Sequence[str]) -> None:
 # --- space and messages ---------------------------------------------------------------------------------------------
 
 _ADVICE = {
-    errno.ENOSPC: "make room on that disk",
-    errno.EDQUOT: "make room within the quota",
+    errno.ENOSPC: "free some disk space",
+    errno.EDQUOT: "free some of the quota",
     errno.EROFS: "make the file system writable",
-    errno.EACCES: "make the folder writable",
-    errno.EPERM: "make the folder writable",
+    errno.EACCES: "make the directory writable",
+    errno.EPERM: "make the directory writable",
 }
 
 
 def _check_space(folder: Path, needed: int) -> None:
-    """Do not fill a disk for minutes to find out that it is too small."""
+    """Fail before writing for minutes to a disk that is too small."""
     if _free(folder) < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _free(folder: Path) -> float:
-    """Bytes; infinite where the system does not tell."""
+    """Bytes; infinite where the system does not say."""
     there = next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), Path("/"))
     usage = shutil.disk_usage(there)
     return usage.free if usage.total else math.inf
@@ -259,6 +259,6 @@ def _check_contents(name: str, listed: Sequence[str]) -> None:
         return
     key = {"actor": "actor_rollout_ref.actor", "critic": "critic"}[name]
     raise ConfigError(
-        f"{key}.checkpoint.save_contents={list(listed)}: must hold model, without which nothing can be opened, and may "
-        f"hold optimizer and extra. To save nothing at all: trainer.save_freq=-1"
+        f"{key}.checkpoint.save_contents={list(listed)}: must contain model, and may contain "
+        f"optimizer and extra. To save nothing: trainer.save_freq=-1"
     )

@@ -335,8 +335,9 @@ def _sft(options: argparse.Namespace) -> int:
 
 def _train(options: argparse.Namespace) -> int:
     from ragen.api import check_stage, run_config
-    from ragen.config.compose import resolve
-    from ragen.config.explain import explain
+    from ragen.config.explain import Tuning, explain
+    from ragen.run.prepare import prepare as resolve
+    from ragen.sft.output_dir import planned_output
 
     if options.multirun:
         raise ValueError("--multirun: one call is one run; for several see `ragen sweep --help`")
@@ -346,7 +347,8 @@ def _train(options: argparse.Namespace) -> int:
     resolved = resolve(options.words, options.config_name, options.config_dir)
     check_stage(resolved.config, options.stage)
     if options.dry_run:
-        print(explain(resolved, options.stage), end="")
+        tuning = None if resolved.config.rl_or_sft == "rl" else Tuning(*planned_output(resolved.config))
+        print(explain(resolved, options.stage, tuning), end="")
         return 0
     if "RANK" not in os.environ:  # a worker's launcher has said it already
         _say_what_is_meant(resolved)
@@ -367,7 +369,7 @@ def _train(options: argparse.Namespace) -> int:
     try:
         return leave(STATUSES[run_config(resolved.config, options.stage).status])
     except OutOfMemory as error:
-        raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.words)}") from error
+        raise RunFailed(f"{error}\nWith half of each:\n  {_command(options, error.overrides)}") from error
 
 
 def _wait_for_fine_tuning(config: "Config", stage: str | None) -> None:
@@ -386,7 +388,7 @@ def _stages(config: "Config", stage: str | None) -> list[list[str]]:
 
 def _command(options: argparse.Namespace, words: Sequence[str]) -> str:
     """The command that was typed, with more words, as far as they go together with those that were typed."""
-    from ragen.config.compose import resolve
+    from ragen.run.prepare import prepare as resolve
 
     added: list[str] = []
     for word in words:

@@ -1,4 +1,7 @@
-"""The model of `train.sh ENV` when none is named: a small Qwen on a GPU if it can be had, else the embedded one."""
+"""The model of `train.sh ENV` when none is named: a small Qwen with a GPU and weights or a hub, else the embedded one.
+
+name, why = choose(os.environ)
+"""
 
 import os
 import shutil
@@ -12,7 +15,7 @@ QWEN: str = v1.KEYS["model.base_model"].default
 
 
 def choose(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The model and why. Asks neither a network nor torch."""
+    """The model and why. Uses neither the network nor torch."""
     if not has_gpu():
         return "pocket", "no model named and no GPU here"
     if is_cached(QWEN, environ):
@@ -23,7 +26,7 @@ def choose(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def has_gpu() -> bool:
-    """Does the driver see one?"""
+    """Whether the driver lists one."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return False
@@ -35,7 +38,7 @@ def has_gpu() -> bool:
 
 
 def is_cached(name: str, environ: Mapping[str, str]) -> bool:
-    """Are weights of this name in the local Hugging Face cache?"""
+    """Whether weights of this name are in the local Hugging Face cache."""
     home = Path(environ.get("HF_HOME") or Path(os.path.expanduser("~")) / ".cache" / "huggingface")
     cache = Path(environ.get("HF_HUB_CACHE") or home / "hub")
     return any((cache / f"models--{name.replace('/', '--')}" / "snapshots").glob("*/*.safetensors"))

@@ -32,9 +32,9 @@ from ragen.env.base import Action, Environment, State
 from ragen.errors import ConfigError, nearest_of
 from ragen.rollout.collect import World
 from ragen.store import json_lines
+from ragen.store.episodes import episode_record
 from ragen.store.free_name import numbered
 from ragen.store.fsync import write_whole
-from ragen.store.run_folder import episode_record
 from ragen.types import Episode, EpisodeState, Turn, TurnResult
 
 _numbered = partial(numbered, separator="_", before_suffix=True)  # x.jsonl, x_2.jsonl, …

@@ -16,8 +16,8 @@ from ragen.evaluate.table import footnote, headings, markdown, rate_text, succes
 from ragen.format import percent
 from ragen.report import charts, pages, replay
 from ragen.report.charts import Bar, BarGroup
+from ragen.store.episodes import episode_record
 from ragen.store.fsync import write_whole
-from ragen.store.run_folder import episode_record
 from ragen.types import Episode
 
 CHARACTERS_IN_A_CHART = 100  # across

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragen.config import derive, pocket_defaults, v1
-from ragen.config.compose import Resolved, resolve
+from ragen.config.compose import Resolved
 from ragen.config.recipe import compose_recipe
 from ragen.config.schema import Config
 from ragen.config.tag_defaults import recipe_of
@@ -25,6 +25,7 @@ from ragen.env.registry import catalogue
 from ragen.errors import ConfigError, nearest_of
 from ragen.evaluate.models import Model
 from ragen.play.game import ENVIRONMENTS
+from ragen.run.prepare import prepare as resolve
 from ragen.store.run_folder import RunFolder
 
 RECIPE = "eval"

@@ -85,7 +85,7 @@ def _telling(cell: Cell) -> tuple[str, ...]:
 
 
 def _resolved(cell: Cell, on_cpu: bool) -> Any:
-    from ragen.config.compose import resolve
+    from ragen.run.prepare import prepare as resolve
 
     recipe, environment = recipe_and_environment(cell.start)
     slot = (CPU,) if on_cpu else tuple(map(str, range(cell.num_gpus)))

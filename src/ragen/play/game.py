@@ -25,7 +25,7 @@ from ragen.agent.prompt import STYLES
 from ragen.agent.rules import AgentRules
 from ragen.config import derive
 from ragen.config.schema import Config
-from ragen.config.tag_defaults import start_of
+from ragen.config.tag_defaults import training_config as start_of
 from ragen.env.base import Action, Environment, Tag, split_index
 from ragen.env.registry import ENVIRONMENTS as REGISTERED
 from ragen.env.registry import catalogue, make, tags_of

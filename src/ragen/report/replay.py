@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-Record = Mapping[str, Any]  # a line of an episode file, see `run_folder.episode_record`
+Record = Mapping[str, Any]  # a line of an episode file, see `store.episodes.episode_record`
 Symbols = Mapping[str, str]  # of a board: character -> what it stands for
 
 MAX_REPLY_CHARACTERS = 3000

@@ -27,7 +27,8 @@ from ragen.report.pages import Card, render
 from ragen.report.settings import not_default, setting_text
 from ragen.report.verdict import PREFIX, baselines, validation_tags, validations, verdict
 from ragen.statistics import Rate, bin_order
-from ragen.store.run_folder import Metrics, RunFolder, read_episodes
+from ragen.store.episodes import read_episodes
+from ragen.store.run_folder import Metrics, RunFolder
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from ragen.format import percent, short, sparkline
 from ragen.report.settings import not_default
 from ragen.report.verdict import PREFIX, early_stop, validation_tags
 from ragen.statistics import Difference, Interval, paired_difference
-from ragen.store.run_folder import Metrics, RunFolder, read_episodes
+from ragen.store.episodes import read_episodes
+from ragen.store.run_folder import Metrics, RunFolder
 from ragen.terminal import Screen
 
 # Where runs, sweeps and fine-tuning (models/sft/…/lora_weights) write unless told otherwise.

@@ -13,14 +13,14 @@ from ragen.format import duration
 
 
 @contextmanager
-def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Yields a function that counts; everything goes to stderr."""
+def progress(title: str, total: int, unit: str, is_brief: bool = False) -> Iterator[Callable[[int], None]]:
+    """Yields a function that counts; everything goes to stderr. A brief one leaves nothing behind."""
     if sys.stderr is not None and sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bar:
+        with Progress(*columns, console=Console(stderr=True), transient=is_brief) as bar:
             task = bar.add_task(title, total=total)
             yield lambda count: bar.advance(task, count)
         return
@@ -29,7 +29,7 @@ def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None
     def advance(count: int) -> None:
         nonlocal done
         before, done = done, done + count
-        if 10 * done // total > 10 * before // total:
+        if not is_brief and 10 * done // total > 10 * before // total:
             elapsed = duration(time.monotonic() - start)
             print(f"{title}: {done} of {total} {unit}, {elapsed}", file=sys.stderr, flush=True)
 

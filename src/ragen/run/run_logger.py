@@ -20,8 +20,10 @@ from ragen.diagnose.health import Health
 from ragen.report.run_report import write_report
 from ragen.run.console import make_console
 from ragen.run.sinks import Sink, make_sinks
+from ragen.store.episodes import episode_record
+from ragen.store.fsync import write_whole
 from ragen.store.resume import Decision
-from ragen.store.run_folder import RunFolder, ending, episode_record, write_whole
+from ragen.store.run_folder import RunFolder, ending
 from ragen.types import Group
 
 Render = Callable[[str, Any], str]  # (tag, state) -> text
@@ -91,7 +93,7 @@ class RunLogger(NullLogger):
         self.console.validation(step, metrics)
 
     def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None:
-        """Into the run folder, and where the config wants them besides, as one plain JSON line for each."""
+        """Into the run folder and, if the config names one, into a second directory as plain JSON lines."""
         self.folder.write_episodes(step, split, groups, render)
         trainer = self.config.trainer
         elsewhere = {"train": trainer.rollout_data_dir, "val": trainer.validation_data_dir}.get(split)

@@ -27,8 +27,8 @@ from ragen.run.console import step_line
 from ragen.run.interrupt import Interrupt
 from ragen.run.run_logger import NullLogger, run_logger
 from ragen.store import manifest
+from ragen.store.fsync import write_whole
 from ragen.store.resume import Decision, claimed, decide
-from ragen.store.run_folder import write_whole
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Job(Protocol):
         """What a checkpoint holds."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of a checkpoint whose weights are loaded; empty if it holds none."""
+        """Adopt the state of a checkpoint whose weights are loaded; empty if it has none."""
 
 
 class Steps(Protocol):

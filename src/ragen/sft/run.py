@@ -1,4 +1,4 @@
-"""Fine-tuning from solved levels to a model that has been seen playing.
+"""Fine-tuning: from solved levels to a validated model.
 
     run = fine_tune(config)              # rl_or_sft=sft; -> Run, as of any training
     tuned = tune(config)                 # the same; tuned.output / MERGED is the model
@@ -10,13 +10,11 @@
       merged_model/                                the best of them, merged into its base: transformers opens it
       merged_model/validate.log                    how it played the validation levels of RL
 
-The same command goes on where it was stopped. A finished run, one of other settings, and a folder that holds a merged
-model of other origin are left alone: a numbered sibling of the output folder is taken, `models/sft-2`.
+The same command resumes. A finished run, one with other settings, and a directory that holds another merged model are
+left untouched: a numbered sibling of the output directory is used, `models/sft-2`.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,14 +30,15 @@ from ragen.model.load import Source, find_model, load_model
 from ragen.rollout.collect import World
 from ragen.run.clock import Clock
 from ragen.run.console import step_line
+from ragen.run.progress import progress
 from ragen.run.session import Run, Session, joined, session
 from ragen.sft.data import Data, Lesson, Row, make_data, write_data
 from ragen.sft.output_dir import choose_output
 from ragen.sft.tokens import num_answers
 from ragen.sft.train import Tuner, plan_batches
+from ragen.store.fsync import write_whole
 from ragen.store.lineage import MERGED
 from ragen.store.resume import Decision
-from ragen.store.run_folder import write_whole
 from ragen.train.validation import Validator
 
 TRAIN_LOG, VALIDATE_LOG = "train.log", "validate.log"
@@ -47,7 +46,7 @@ TRAIN_LOG, VALIDATE_LOG = "train.log", "validate.log"
 
 @dataclass(frozen=True)
 class Tuned:
-    """How fine-tuning ended. Who presses Ctrl-C in its last step gets a finished run, and wants no other after it."""
+    """How fine-tuning ended. Ctrl-C in its last step leaves a finished run, but no RL should follow."""
 
     run: Run
     is_interrupted: bool
@@ -94,12 +93,12 @@ def _checkpoints(folder: Path, note: Callable[[str], None]) -> CheckpointStore:
 
 
 def data_folder(config: Config, output: Path) -> Path:
-    """Below the output folder, unless `data_dir` says where."""
+    """Below the output directory, unless `data_dir` is absolute."""
     return output / config.sft.data_generation.data_dir / config.sft.env_type
 
 
 def _as_run(config: Config, num_steps: int) -> Config:
-    """The config under which the run is stored and shown: named as `sft.*` says, with the budget that the data ask."""
+    """The config that the run stores and shows: names from `sft.*`, and a budget that follows from the data."""
     training = config.sft.training
     trainer = replace(
         config.trainer,
@@ -117,7 +116,7 @@ def _as_run(config: Config, num_steps: int) -> Config:
 
 def _solve(config: Config) -> Data:
     lesson, num_processes = Lesson.of(config), config.sft.data_generation.num_processes
-    with _progress("solving levels", lesson.train_size + lesson.test_size) as advance:
+    with progress("solving levels", lesson.train_size + lesson.test_size, "levels", is_brief=True) as advance:
         return make_data(lesson, num_processes, advance)
 
 
@@ -130,30 +129,16 @@ def _store_data(data: Data, config: Config, decision: Decision) -> None:
     write_data(data, folder, replace=is_ours and not decision.resumes)
 
 
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the terminal, which goes away; nothing elsewhere: the first line of a log names the run folder."""
-    if not sys.stderr.isatty():
-        yield lambda num: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda num: bar.advance(task, num)
-
-
 def describe(data: Data, folder: Path) -> str:
     sizes = [f"{_num_levels(rows)} with {len(rows)} answers to {name}" for name, rows in data.sets().items()]
     return (
-        f"data: {', '.join(sizes)}; the solver wins {percent(data.success)}; {data.num_left_out} left out; "
-        f"{percent(data.shared)} of the levels that evaluations play are among those to train; {folder}"
+        f"data: {', '.join(sizes)}; the solver wins {percent(data.success)}; {data.num_skipped} skipped; "
+        f"{percent(data.shared)} of the evaluation levels are among the training levels; {folder}"
     )
 
 
 def _num_levels(rows: Sequence[Row]) -> str:
-    """How many, and how many boards these are: small ones come from many seeds."""
+    """How many levels, and how many different boards: seeds may repeat small ones."""
     boards = [row["prompt"][-1]["content"] for row in rows if row["extra_info"]["turn"] == 1]
     num_boards = len(set(boards))
     return f"{len(boards)} levels" + (f" ({num_boards} different)" if num_boards < len(boards) else "")
@@ -196,12 +181,12 @@ def _validate(config: Config, merged: Path, step: int, run: Session) -> None:
 
 
 def success_text(tag: str, metrics: dict[str, float]) -> str:
-    """Success with its interval, and between which ends it lies."""
+    """Success with its interval and baselines."""
 
     def of(name: str) -> str:
         return percent(metrics[f"val-env/{tag}/{name}"])
 
     return (
-        f"{tag} success {of('success')} [{of('success_low')}, {of('success_high')}], greedily {of('greedy_success')}; "
-        f"random play has {of('random')}, perfect play {of('optimal')}"
+        f"{tag} success {of('success')} [{of('success_low')}, {of('success_high')}], greedy {of('greedy_success')}; "
+        f"random play {of('random')}, optimal play {of('optimal')}"
     )

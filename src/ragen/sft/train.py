@@ -73,7 +73,7 @@ def _order(num: int, seed: int, epoch: int) -> list[int]:
 
 
 def _cut(order: Sequence[int], answers: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Batches of at least `size` answers, but for the last one."""
+    """Batches of at least `size` answers; the last may be smaller."""
     batch: list[int] = []
     for index in order:
         batch.append(index)

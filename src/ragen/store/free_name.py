@@ -1,8 +1,8 @@
 """The next free name: `test-2` beside `test`, `x_2.jsonl` beside `x.jsonl`, `x.log.1` for an older `x.log`.
 
-    next_free(Path("models/sft"))                              # models/sft, or models/sft-2 if that exists
-    for path in numbered(Path("out/x.jsonl"), separator="_", before_suffix=True):     # x.jsonl, x_2.jsonl, x_3.jsonl, …
-    rotate(Path("logs/x.log"))                                 # becomes x.log.1, and x.log.1 becomes x.log.2
+next_free(Path("models/sft"))                              # models/sft, or models/sft-2 if that exists
+for path in numbered(Path("out/x.jsonl"), separator="_", before_suffix=True):     # x.jsonl, x_2.jsonl, x_3.jsonl, …
+rotate(Path("logs/x.log"))                                 # becomes x.log.1, and x.log.1 becomes x.log.2
 """
 
 import os

@@ -1,5 +1,7 @@
 """JSON lines: one object a line. A process killed while it writes leaves at most half a line, which is ignored.
 
+JSON has no NaN: `encode` stores non-finite numbers as the strings "nan", "inf" and "-inf", and `decode` reads them.
+
 append(path, {"step": 21}, {"step": 22})                # on disk when this returns
 records, skipped = read(path)                           # objects, and notes on lines that are not
 rewind(path, lambda record: record["step"] <= 20)       # a resumed run writes the rest again
@@ -7,6 +9,7 @@ write(path, records)                                    # the whole file, at onc
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 from ragen.store.fsync import write_whole
 
 Record = dict[str, Any]
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Lines(NamedTuple):
@@ -81,3 +85,18 @@ def _cut_torn_line(file: BinaryIO) -> None:
     end = file.seek(0, os.SEEK_END)
     if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
         file.truncate(os.pread(file.fileno(), end, 0).rfind(b"\n") + 1)
+
+
+def encode(name: str, value: Any) -> Any:
+    """A number of any library, or text, as JSON can hold it. `name` is for the message."""
+    if hasattr(value, "item"):  # numpy and torch scalars
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{name}={value!r}: a number or text can be stored, not a {type(value).__name__}")
+
+
+def decode(value: Any) -> Any:
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value

@@ -5,7 +5,7 @@
 
 What is differentiated are the terms of `update.actor_terms`, at the weights as they are; nothing is changed. The groups
 are those of the training step, or a batch of their own if `gradient_analysis_env_groups` and `_group_size` ask for
-another shape: other levels of the training split and draws of their own, through the same filter, scoring and shaping.
+another shape: other levels of the training split and other draws, through the same filter, scoring and shaping.
 With `gradient_analysis_log_prefilter` a twin looks at all groups as if there were no filter. Groups that both look at
 are computed once; only where the advantages of a group differ (whitened over another set, or scaled by the kept share)
 does its task term need a second backward pass, never a second forward pass.
@@ -63,7 +63,7 @@ Row = dict[str, Any]  # {"prefix": "grad_norm", "bucket": "bucket_1", "group_id"
 
 
 def requests(config: Config, step: int) -> list[GroupRequest]:
-    """The levels of an analysis step that has a batch of its own. With `data.train_data_num` they are among these."""
+    """The levels of an analysis with a separate batch. With `data.train_data_num` they are training levels."""
     envs, pool = config.es_manager.train, config.data.train_data_num
     num_groups, size = derive.analysis_shape(config)
     counts = derive.in_proportion(num_groups, envs.env_configs.n_groups)
@@ -77,7 +77,7 @@ def requests(config: Config, step: int) -> list[GroupRequest]:
 
 
 def draws(config: Config, step: int) -> tuple[Coordinate, ...]:
-    """Those of training begin with another word."""
+    """Different from those of training."""
     return "gradient analysis", config.seed.train, step
 
 
@@ -157,7 +157,7 @@ def _token_scores_of_all(played: Played, kept: Targets | None, learner: Learner,
 
 
 def cut(of_samples: Sequence[Tensor], places: Sequence[int], sizes: Sequence[int]) -> dict[int, list[Tensor]]:
-    """What belongs to each group, of groups whose samples lie one after the other."""
+    """Split values of consecutive samples by group."""
     rest = iter(of_samples)
     return {place: list(islice(rest, sizes[place])) for place in places}
 

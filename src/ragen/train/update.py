@@ -280,7 +280,7 @@ def _run(
     finish: Callable[[dict[str, Tensor]], dict[str, float]],
     on_samples: Callable[[int], None],
 ) -> tuple[dict[str, list[float]], list[int]]:
-    """Optimizer steps; returns the metrics of each that was taken, and the samples of those that were left out."""
+    """Optimizer steps; returns the metrics of those taken, and the samples of those skipped."""
     history: dict[str, list[float]] = defaultdict(list)
     skipped: list[int] = []
     for epoch in range(passes.epochs):
