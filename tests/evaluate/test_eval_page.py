@@ -3,7 +3,7 @@
 import re
 from xml.etree import ElementTree
 
-from ragen.config.baseline_budget import Reached
+from ragen.config.baseline_budget import Baselines
 from ragen.config.compose import resolve
 from ragen.evaluate.metrics import Outcome, measure
 from ragen.evaluate.page import write_report
@@ -18,7 +18,7 @@ def row(model, wins, max_turn=5, samples=1):
     """One level for each entry of `wins`; without any, nothing was played."""
     outcomes = tuple(Outcome(seed, won, float(won), 2, 0, 30) for seed, won in enumerate(wins) for _ in range(samples))
     asked = {seed: samples for seed in range(max(1, len(wins)))}
-    reached = Reached(0.2, 0.9, len(asked))
+    reached = Baselines(0.2, 0.9, len(asked))
     return ModelResult(model, TAG, max_turn, outcomes, measure(outcomes, asked), asked, {}, reached)
 
 
