@@ -259,7 +259,9 @@ def test_going_on_does_not_begin_anew(tmp_path, monkeypatch, capsys, end, status
     monkeypatch.setattr("ragen.evaluate.run.evaluate", evaluate)
     assert main(["eval", "pocket", "--fresh", "--output", "not--fresh", "--env", "sokoban"]) == status
     said = capsys.readouterr().err
-    assert "run the same command without --fresh to resume: ./ragen eval pocket --output not--fresh --env sokoban" in said
+    assert (
+        "run the same command without --fresh to resume: ./ragen eval pocket --output not--fresh --env sokoban" in said
+    )
 
 
 def test_going_on_is_the_same_command():

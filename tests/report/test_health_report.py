@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from made_up_runs import make_episode, make_turn
 
 from ragen.algo.filter import KEPT, OUTSIDE, Verdict, faint_share
+from ragen.cli.runs import columns_of
 from ragen.config.schema import Config
 from ragen.report.run_report import write_report
-from ragen.report.runs import as_data, read_run, row_of
+from ragen.report.runs import read_run
 from ragen.report.verdict import verdict
 from ragen.rollout.summary import repeated_share, summarize
 from ragen.run.run_logger import RunLogger
@@ -114,8 +115,8 @@ def test_every_warning_can_be_drawn(folder):
 def test_the_list_of_runs_has_a_word(folder):
     record(folder, (4, {}), (1, JUMP))
     run = read_run("a", folder)
-    assert (run.health, row_of(run)["health"]) == ("policy_jumps", "an update goes too far")
-    assert json.loads(json.dumps(as_data(run)))["health"] == "policy_jumps"
+    assert (run.health, columns_of(run)["health"]) == ("policy_jumps", "an update goes too far")
+    assert json.loads(json.dumps(run.as_data()))["health"] == "policy_jumps"
 
 
 def test_health_does_not_change_what_is_said_of_success(folder):

@@ -14,9 +14,8 @@ import pytest
 from recorded_runs import all_keys, watched_configs
 from small import Pressed
 
-from ragen import cli
 from ragen.api import run_config
-from ragen.cli import main
+from ragen.cli import main, train
 from ragen.config.compose import resolve
 from ragen.config.tree import leaves
 from ragen.config.unused_keys import NOT_IN_SFT
@@ -304,7 +303,7 @@ def test_who_comes_second_waits_for_the_model(busy, monkeypatch, capsys):
     with pytest.raises(Killed):
         run_config(config_of("actor_rollout_ref.actor.optim.lr=1e-5"))
     said = capsys.readouterr().err
-    assert len(polls) == 3 and said.count(f"waiting for process") == 1
+    assert len(polls) == 3 and said.count("waiting for process") == 1
     assert f"fine-tuning: already finished with these settings, in {SFT}\n" in said
 
 
@@ -481,7 +480,7 @@ def test_other_runs_have_no_stages(capsys, more):
 
 
 def test_the_command_that_takes_less_memory_is_the_whole_one():
-    options = cli._train_parser().parse_intermixed_args([*WORDS, "--stage=sft"])
-    options.arguments = [*WORDS, "--stage=sft"]
-    command = cli._command(options, ["sft.training.micro_batch_size=2"])
+    typed = [*WORDS, "--stage=sft"]
+    options = train.parser().parse_intermixed_args(typed)
+    command = train.smaller_command(options, typed, ["sft.training.micro_batch_size=2"])
     assert command.endswith(" sft.training.micro_batch_size=2") and "--stage" not in command

@@ -21,9 +21,8 @@ from urllib.parse import urlsplit
 
 from ragen.config.pocket_defaults import NAMES as EMBEDDED
 from ragen.errors import ConfigError
-from ragen.sft.output_dir import MERGED
 from ragen.store import manifest
-from ragen.store.lineage import holds_model, is_tuning, newest_checkpoint, run_of
+from ragen.store.lineage import MERGED, holds_model, is_tuning, newest_checkpoint, run_of
 from ragen.store.locate import CHECKPOINT, find_folder, is_path, started_in
 from ragen.store.run_folder import RunFolder
 
@@ -39,17 +38,13 @@ class LocalModel:
     run_folder: Path | None = None  # of the training run that a checkpoint belongs to
     compared_with: str | None = None  # the name of another model, if that is not the first one
 
-    @property
-    def is_embedded(self) -> bool:
-        return self.name in EMBEDDED
-
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the model: its name; for a directory, the sizes and times of its files and of those of an
         adapter's base."""
         folder = Path(self.name).expanduser()
         files = sorted({path for pattern in READ for path in folder.glob(pattern)}) if folder.is_dir() else []
         stats = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
-        found = {"model": str(folder.resolve()) if files else self.name, "files": stats}
+        found: dict[str, Any] = {"model": str(folder.resolve()) if files else self.name, "files": stats}
         if (folder / "adapter_config.json").exists():
             from ragen.model.load import find_model
 
@@ -79,10 +74,6 @@ class ServerModel:
     @property
     def key(self) -> str:
         return environ.get(self.key_variable, "").strip()
-
-    @property
-    def is_embedded(self) -> bool:
-        return self.name in EMBEDDED
 
     @property
     def label(self) -> str:
