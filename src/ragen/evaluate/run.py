@@ -114,7 +114,7 @@ class Evaluation:
 
 def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | None = None) -> Evaluation:
     """Play everything, write the lines and the report. On `ConfigError` and `RunFailed` the journal stays."""
-    from ragen.evaluate.table import write_report
+    from ragen.evaluate.page import write_report
 
     note = note or (lambda text: print(text, file=sys.stderr, flush=True))
     output = plan.settings[0].config.output

@@ -27,7 +27,7 @@ from ragen.config.tree import leaves
 from ragen.diagnose.health import Health
 from ragen.errors import ConfigError, did_you_mean, shown
 from ragen.format import percent, short
-from ragen.report.html import not_default
+from ragen.report.settings import not_default
 from ragen.report.verdict import PREFIX, early_stop, validation_tags
 from ragen.statistics import Difference, Interval, paired_difference
 from ragen.store.episodes import read_episodes
