@@ -99,7 +99,7 @@ def test_training_and_its_report_from_the_command_line(tmp_path):
         (["train", "--config-name", "nowhere"], "no such recipe. Known: "),
         (["train", "--config-name", ""], "no such recipe. Known: "),
         (["train", "sokoban", "env.env_kwargs.dim_x=4", "env.env_kwargs.dim_y=4"], "no Sokoban level"),
-        (["train", "--config-dir", "/nowhere/at/all"], "no such folder"),
+        (["train", "--config-dir", "/nowhere/at/all"], "not a directory"),
         (["train", "--multirun", "trainer.test_freq=1"], "ragen sweep"),
         (["train", "--dryrun"], "--dryrun; did you mean --dry-run?"),
         (["train", "bandit"], "did you mean two_armed_bandit or --config-name _1_bandit?"),
