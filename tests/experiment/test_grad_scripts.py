@@ -185,7 +185,7 @@ def test_repetitions_one_after_the_other():
         f"{TRAIN} --gpus-per-exp 2": "unknown option --gpus-per-exp",
         f"{TRAIN} --ray-address here:6379": "--ray-address: this experiment takes all GPUs for one run",
         f"{PROBE} --gpus 0 --checkpoint-step -1": "--checkpoint-step -1: must be 0 or more",
-        f"{PROBE} --gpus 0 --resume-from-path runs/last": "runs/last: must name a folder global_step_<N>",
+        f"{PROBE} --gpus 0 --resume-from-path runs/last": "runs/last: must name a directory global_step_<N>",
         f"{PROBE} --gpus 0 --save-freq 5": "unknown option --save-freq",
     }.items(),
 )
