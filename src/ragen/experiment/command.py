@@ -24,6 +24,7 @@ from ragen.experiment.device_pool import Device, Pool, num_devices
 from ragen.experiment.plan import ALL, NONE, plans, statuses
 from ragen.experiment.spec import OptionSpec, Spec, load, names
 from ragen.experiment.values import counts, make, number, split
+from ragen.extras import require
 from ragen.invocation_dir import caller_folder, from_caller, model_from
 
 USAGE = """usage: ragen sweep EXPERIMENT [options] [-- key=value ...]
@@ -68,6 +69,7 @@ def start(whole: Sequence[Plan]) -> int:
     from ragen.experiment import search
     from ragen.experiment.scheduler import run
 
+    require("sweep")
     status = evaluated = 0
     for plan in whole:
         ended = run(plan)

@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from ragen.cli.doctor import cores
 from ragen.errors import ConfigError
 from ragen.experiment import slots
 from ragen.experiment.cell import CPU, Cell, Plan
 from ragen.experiment.cluster import Cluster, Node
 from ragen.experiment.device_pool import Device, Pool, Slot, check_devices, check_sizes, label, num_devices
+from ragen.machine import cores
 
 LOOK_AT_NODES = 5.0  # seconds
 

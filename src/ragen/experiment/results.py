@@ -31,8 +31,9 @@ from typing import Any
 from ragen.errors import ConfigError
 from ragen.experiment.cell import Cell, Plan
 from ragen.report.runs import IDENTITY
+from ragen.store.fsync import write_whole
 from ragen.store.resume import ASIDE, BUDGET
-from ragen.store.run_folder import RunFolder, write_whole
+from ragen.store.run_folder import RunFolder
 
 SEPARATOR = " | "
 TIMES = {

@@ -48,7 +48,8 @@ from ragen.experiment.results import (
 )
 from ragen.run.interrupt import Interrupt
 from ragen.run.sinks import WANDB_ID
-from ragen.store.run_folder import RunFolder, write_whole
+from ragen.store.fsync import write_whole
+from ragen.store.run_folder import RunFolder
 
 PAUSE = 0.5  # seconds between two looks at the runs
 MOST_LOSSES = 3  # of one run; after so many it counts as failed

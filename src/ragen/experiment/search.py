@@ -126,7 +126,7 @@ def carry(plan: Plan) -> str:
     """Store the best values of a group for the groups after it. Returns what to tell the user."""
     from ragen.experiment.plan import expand
     from ragen.experiment.spec import load
-    from ragen.store.run_folder import write_whole
+    from ragen.store.fsync import write_whole
 
     spec, settings = load(plan.source), dict(plan.options.settings)
     # Also those that were run before and not asked for this time.
