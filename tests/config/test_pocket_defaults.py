@@ -1,6 +1,5 @@
 """The embedded model's own settings: over dialect and recipe, under what is typed."""
 
-
 import pytest
 
 from ragen.config import default_model

@@ -25,7 +25,7 @@ from ragen.evaluate.models import LocalModel, ServerModel, local_model
 from ragen.evaluate.output import read_lines
 from ragen.evaluate.run import EvaluationPlan, ServerOptions, evaluate
 from ragen.evaluate.setting import Wanted, settings
-from ragen.evaluate.table import cells, headings, markdown_table, reference_of
+from ragen.evaluate.table import cells, headings, markdown_section, reference_of
 from ragen.model.load import find_model, load_model
 from ragen.model.lora import add_adapters
 from ragen.serve.web import Server
@@ -94,7 +94,7 @@ def test_what_is_written(tmp_path):
 
 def test_rows_stand_between_random_and_optimal_play(tmp_path):
     result = evaluated(tmp_path, models=(POCKET, LocalModel("pocket-blank", "blank")))
-    table = markdown_table(result.rows, "SimpleSokoban").splitlines()[4:]
+    table = markdown_section(result.rows, "SimpleSokoban").splitlines()[4:]
     assert [row.split(" | ")[0] for row in table] == ["| random play", "| pocket", "| blank", "| optimal play"]
     assert "| 80.0 % |" in table[-1]  # one of the five levels takes more than six steps
     first, second = result.rows

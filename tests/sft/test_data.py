@@ -116,9 +116,7 @@ def test_a_bandit_has_its_few_levels_everywhere(tmp_path):
     data = make_data(lesson(environment="two_armed_bandit", train_size=8, test_size=3))
     assert (len(data.train), len(data.test), data.num_skipped) == (8, 3, 0)
     assert data.shared > 0
-    assert f"{percent(data.shared)} of the evaluation levels are among the training levels" in describe(
-        data, tmp_path
-    )
+    assert f"{percent(data.shared)} of the evaluation levels are among the training levels" in describe(data, tmp_path)
 
 
 def test_the_recipe_of_the_bandit_shows_the_better_arm_and_plays_names_that_it_never_shows():

@@ -20,7 +20,7 @@ from ragen.config import derive, unused_keys
 from ragen.distributed.workers import ALONE
 from ragen.errors import ConfigError, RunFailed
 from ragen.model.load import find_model, load_model
-from ragen.report.html import write_report
+from ragen.report.run_report import write_report
 from ragen.run import session
 from ragen.run.run_logger import NullLogger
 from ragen.run.session import Session

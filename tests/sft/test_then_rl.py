@@ -303,7 +303,7 @@ def test_who_comes_second_waits_for_the_model(busy, monkeypatch, capsys):
     with pytest.raises(Killed):
         run_config(config_of("actor_rollout_ref.actor.optim.lr=1e-5"))
     said = capsys.readouterr().err
-    assert len(polls) == 3 and said.count(f"waiting for process") == 1
+    assert len(polls) == 3 and said.count("waiting for process") == 1
     assert f"fine-tuning: already finished with these settings, in {SFT}\n" in said
 
 

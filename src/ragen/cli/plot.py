@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ragen.cli.parser import CommandParser
 from ragen.errors import ConfigError
+from ragen.extras import require
 from ragen.invocation_dir import caller_folder, from_caller
 
 
@@ -41,6 +42,7 @@ def run(arguments: Sequence[str]) -> int:
         for source in sources:
             print(f"{source.name}: {', '.join(map(str, gradient_data.steps(source))) or 'no gradient analysis'}")
         return 0
+    require("plots")
     from ragen.report.gradient_plots import note_without_table, plot
 
     output = Path(from_caller(options.output_dir, caller)) if options.output_dir else None

@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Sequence
 
 from ragen.cli.parser import CommandParser
+from ragen.extras import require
 from ragen.invocation_dir import caller_folder, model_from
 
 
@@ -29,6 +30,8 @@ def parser() -> argparse.ArgumentParser:
 
 def run(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
+    if not options.dry_run:
+        require("api")
     from ragen.serve import serve
 
     model = model_from(options.model, caller_folder())

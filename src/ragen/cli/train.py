@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from ragen.cli.parser import CommandParser
 from ragen.errors import ConfigError, RunFailed
+from ragen.extras import install_loggers, require
 from ragen.invocation_dir import caller_folder, from_caller
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if "RANK" not in os.environ:  # a worker's launcher has printed them already
         _print_notes(resolved)
+        _install_extras(resolved.config)
 
     from ragen.distributed.launcher import leave, must_launch
 
@@ -85,6 +87,14 @@ def run(arguments: Sequence[str]) -> int:
     except OutOfMemory as error:
         command = smaller_command(options, arguments, error.overrides)
         raise RunFailed(f"{error}\nWith half of each:\n  {command}") from error
+
+
+def _install_extras(config: "Config") -> None:
+    if config.rl_or_sft != "rl":
+        require("sft")
+        install_loggers(config.sft.training.logger)
+    if config.rl_or_sft != "sft":
+        install_loggers(config.trainer.logger)
 
 
 def _launch(config: "Config", stage: str | None, arguments: Sequence[str]) -> int:

@@ -37,6 +37,7 @@ from ragen.config.schema import Config
 from ragen.env.base import State, Tag
 from ragen.env.registry import make
 from ragen.errors import ConfigError
+from ragen.extras import require
 from ragen.sft.demonstrate import Played, Spoken, can_be_won, demonstrate, solver
 from ragen.store.fsync import write_whole
 
@@ -270,6 +271,7 @@ def write_data(data: Data, folder: Path, replace: bool = False) -> None:
 
 
 def _parquet(rows: Sequence[Row]) -> bytes:
+    require("sft")
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -290,6 +292,7 @@ def _parquet(rows: Sequence[Row]) -> bytes:
 
 
 def read_rows(path: Path) -> list[Row]:
+    require("sft")
     import pyarrow
     import pyarrow.parquet
 
