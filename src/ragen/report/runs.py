@@ -46,8 +46,8 @@ class Value(NamedTuple):
     interval: Interval | None = None
 
     def as_data(self) -> dict[str, Any]:
-        known = self.interval is not None and all(map(math.isfinite, self.interval))
-        return {"step": self.step, "value": self.value, "interval": list(self.interval) if known else None}
+        known = self.interval if self.interval and all(map(math.isfinite, self.interval)) else None
+        return {"step": self.step, "value": self.value, "interval": known and list(known)}
 
 
 @dataclass(frozen=True)
