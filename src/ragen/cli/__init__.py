@@ -244,6 +244,10 @@ def _add_serve(verbs: Any) -> None:
         "--max-model-len", type=int, metavar="N", help="tokens of prompt and reply (default: the model's)"
     )
     serve.add_argument("--name", help="the name that requests give (default: the model's own)")
+    serve.add_argument("--api-key-env", metavar="VARIABLE", help="require the API key that this variable holds")
+    serve.add_argument(
+        "--allowed-host", action="append", default=[], metavar="NAME", help="also answer requests to this host name"
+    )
     serve.add_argument("--dry-run", action="store_true", help="say what would be served and stop")
     serve.set_defaults(verb=_serve)
 
@@ -413,7 +417,8 @@ def _serve(options: argparse.Namespace) -> int:
     from ragen.serve import serve
 
     model = model_from(options.model, caller_folder())
-    return serve(model, options.host, options.port, options.max_model_len, options.name, options.dry_run)
+    access = {"api_key_env": options.api_key_env, "allowed_hosts": options.allowed_host}
+    return serve(model, options.host, options.port, options.max_model_len, options.name, options.dry_run, **access)
 
 
 def _say_what_is_meant(resolved: "Resolved") -> None:
