@@ -142,9 +142,9 @@ BAD = {"message": "Provider returned error", "code": 502}
     (reply(7), "an answer whose content is no text"),
     (reply(None, None), "a reply that ended by None"),
     (reply("a", "abort"), "a reply that ended by abort"),
-    ({"error": BAD}, "an error in place of an answer: Provider returned error 502"),
-    ([1], "an answer that is no JSON object"),
-    (iter([b'{"choices": [{"mess']), "an answer that is no JSON"),
+    ({"error": BAD}, "an error instead of an answer: Provider returned error 502"),
+    ([1], "the answer is not a JSON object"),
+    (iter([b'{"choices": [{"mess']), "the answer is not JSON"),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_an_answer_that_cannot_be_read_is_asked_for_again(answer, says):
     answers = chain([(200, answer)], repeat((200, reply("x"))))
@@ -154,7 +154,7 @@ def test_an_answer_that_cannot_be_read_is_asked_for_again(answer, says):
         waits = waits_of(engine.client)
         engine.run([talk], SAMPLING)
     assert text_of(talk.replies[0]) == "x" and waits == [0.25]
-    assert told == [f"{server.base}: {says}; waiting, for up to 600 s"]
+    assert told == [f"{server.base}: {says}; retrying for up to 600 s"]
 
 
 def test_an_answer_that_stays_unreadable_is_that_episode_s_failure():
@@ -373,7 +373,7 @@ def test_pauses_grow_and_a_server_s_own_is_honoured():
         waits = waits_of(client)
         assert client.post("/chat/completions", {}) == {"fine": True}
     assert waits == [0.5, 7.0, 2.0, 4.0]
-    assert client.num_retries == 4 and client.budget.num_requests == 5
+    assert client.budget.num_requests == 5
 
 
 def test_a_connection_that_breaks_is_tried_again():
@@ -473,7 +473,7 @@ def test_a_redirect_is_not_followed():
         to_it = (302, {}, {"Location": f"{other.base}/chat/completions"})
         with scripted_server(lambda body: to_it) as server, pytest.raises(ConfigError) as refused:
             Client(server.base, "secret").post("/chat/completions", {})
-    assert f"{server.base} points to {other.base}: name that with --api-base" in str(refused.value)
+    assert f"{server.base} redirects to {other.base}: pass that as --api-base" in str(refused.value)
     assert other.bodies == []
 
 

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from ragen.agent.parse import TAGS
 from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
 from ragen.errors import ConfigError
-from ragen.evaluate.client import WRONG_KEY, BudgetSpent, Client, Passing, Refused, Stopped, Unanswered
+from ragen.evaluate.client import WRONG_KEY, BudgetSpent, Client, TransientError, Refused, Stopped, Unanswered
 
 LAST_CHARACTER = 0x10FFFF
 SYSTEM, USER, ASSISTANT, END, CUT = range(LAST_CHARACTER + 1, LAST_CHARACTER + 6)
@@ -64,15 +64,15 @@ class Answer:
 
 
 def read_answer(answer: Mapping[str, Any]) -> Answer:
-    """Raises `Passing` where it is none that can be read."""
+    """Raises `TransientError` where it is none that can be read."""
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(message, dict):
-        raise Passing("an answer without a message")
+        raise TransientError("an answer without a message")
     text, reason = _text(message.get("content")), choice.get("finish_reason")
     if reason in BROKEN_OFF or (reason is None and not text):
-        raise Passing(f"a reply that ended by {reason}")
+        raise TransientError(f"a reply that ended by {reason}")
     usage = answer.get("usage")
     names = ("prompt_tokens", "completion_tokens", "total_tokens")
     counts = [_count(usage.get(name)) if isinstance(usage, dict) else None for name in names]
@@ -85,7 +85,7 @@ def _text(content: Any) -> str:
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         return "".join(text for text in texts if isinstance(text, str))
     if content is not None and not isinstance(content, str):
-        raise Passing("an answer whose content is no text")
+        raise TransientError("an answer whose content is no text")
     return content or ""
 
 

@@ -4,12 +4,11 @@
 
 A web page can point its own domain name at 127.0.0.1 and let the browser talk to this server (DNS rebinding). The Host
 header then still carries that name, so only known names are answered. A server beyond loopback that requires a key does
-not need this check: the page does not have the key.
+not check this: the page does not have the key.
 """
 
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -18,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ragen.serve.errors import ApiError
 
+EVERY_ADDRESS = ("", "0.0.0.0", "::")
 OPEN_PATHS = ("/health",)  # without a key
 
 
@@ -34,34 +34,32 @@ class Access:
         await (error.response() if error else self.app)(scope, receive, send)
 
     def _refusal(self, headers: Headers, path: str) -> ApiError | None:
-        if not self._knows(headers.get("host", self.host)):
+        if not ((self.key and not is_loopback(self.host)) or self._knows(headers.get("host", self.host))):
             message = "this Host is not served here: start the server with --allowed-host NAME to allow it"
             return ApiError(message, code="host_not_allowed", status=403)
         given = headers.get("authorization", "").encode("latin-1")
         if self.key and path not in OPEN_PATHS and not secrets.compare_digest(given, f"Bearer {self.key}".encode()):
-            message = "this server requires its API key, as `Authorization: Bearer KEY`"
-            return ApiError(message, code="invalid_api_key", status=401)
+            return ApiError("the API key is missing or wrong: Authorization: Bearer KEY", None, "invalid_api_key", 401)
         return None
 
-    def _knows(self, header: str) -> bool:
-        if self.key and not is_loopback(self.host):
-            return True
+    def _knows(self, host: str) -> bool:
         try:
-            name = (urlsplit(f"//{header}").hostname or "").rstrip(".")
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
         except ValueError:
             return False
-        # Listening on every address, any of them may be used. A rebinding page has a name, never an address.
-        return is_loopback(name) or name in self.allowed or (self.host in ("", "0.0.0.0", "::") and _is_address(name))
+        # A server on every address answers to each of them: a rebinding page has a name, never an address.
+        is_own_address = self.host in EVERY_ADDRESS and _address(name) is not None
+        return is_own_address or is_loopback(name) or name in self.allowed
 
 
 def is_loopback(name: str) -> bool:
     """Whether a host name or address means this machine alone."""
-    with suppress(ValueError):
-        return ip_address(name).is_loopback
-    return name == "localhost" or name.endswith(".localhost")
+    address = _address(name)
+    return address.is_loopback if address else name == "localhost" or name.endswith(".localhost")
 
 
-def _is_address(name: str) -> bool:
-    with suppress(ValueError):
-        return bool(ip_address(name))
-    return False
+def _address(name: str):
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None
