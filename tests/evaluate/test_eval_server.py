@@ -134,12 +134,12 @@ BAD = {"message": "Provider returned error", "code": 502}
 
 
 @pytest.mark.parametrize(("answer", "says"), [
-    ({"choices": [None]}, "an answer without a message"),
-    ({"choices": "no"}, "an answer without a message"),
-    ({"choices": []}, "an answer without a message"),
-    ({}, "an answer without a message"),
-    ({"choices": [{"message": "hi", "finish_reason": "stop"}]}, "an answer without a message"),
-    (reply(7), "an answer whose content is no text"),
+    ({"choices": [None]}, "the answer has no message"),
+    ({"choices": "no"}, "the answer has no message"),
+    ({"choices": []}, "the answer has no message"),
+    ({}, "the answer has no message"),
+    ({"choices": [{"message": "hi", "finish_reason": "stop"}]}, "the answer has no message"),
+    (reply(7), "the content of the answer is not text"),
     (reply(None, None), "a reply that ended by None"),
     (reply("a", "abort"), "a reply that ended by abort"),
     ({"error": BAD}, "an error instead of an answer: Provider returned error 502"),

@@ -8,15 +8,30 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from asking import (
+    ENDLESS,
+    MESSAGES,
+    OPENED,
+    SYSTEM,
+    USER,
+    ask,
+    error_of,
+    port_of,
+    post,
+    raw,
+    sent,
+    stream,
+    text,
+    until,
+    user_says,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse
@@ -26,23 +41,12 @@ from ragen.agent.template import ChatTemplate
 from ragen.cli import main
 from ragen.engine.base import Prompt, Sampled, Sampling
 from ragen.engine.native.engine import EngineRun, NativeEngine
-from ragen.model.load import find_model, load_model
 from ragen.serve.chat import Renderer, SharedTokenizer
 from ragen.serve.completion import Completion, token_bytes
 from ragen.serve.engine import Reply
 from ragen.serve.web import Server
 
 SOURCE = Path(__file__).parents[2] / "src"
-SYSTEM = "Sokoban. Actions: Up, Down, Left, Right. Up to 2 a turn: <think></think><answer>action || action</answer>"
-USER = "turn 1/5\n######\n#__O_#\n#_X__#\n#P___#\n#____#\n######\n10 left"
-MESSAGES = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}]
-OPENED = [*MESSAGES, {"role": "assistant", "content": "<think>"}]
-ENDLESS = {  # a reply that goes on to its limit
-    "model": "pocket",
-    "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}],
-    "max_tokens": 2000,
-    "temperature": 0,
-}
 
 
 def has_ipv6():
@@ -51,56 +55,6 @@ def has_ipv6():
             return True
     except OSError:
         return False
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return load_model(find_model("pocket"), device="cpu")
-
-
-@pytest.fixture(scope="module")
-def server(loaded):
-    with Server(loaded, "pocket") as running:
-        yield running
-
-
-def post(server, path="/chat/completions", kind="application/json", **body):
-    request = urllib.request.Request(server.base + path, json.dumps(body).encode(), {"Content-Type": kind})
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, response.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
-
-
-def ask(server, **body):
-    status, content = post(server, **{"model": "pocket", "messages": OPENED, "max_tokens": 24, "seed": 3} | body)
-    assert status == 200, content
-    return json.loads(content)
-
-
-def error_of(server, **body):
-    status, content = post(server, **{"model": "pocket", "messages": OPENED, "max_tokens": 24} | body)
-    return status, json.loads(content)["error"]
-
-
-def user_says(content):
-    return {"messages": [{"role": "user", "content": content}]}
-
-
-def text(answer, index=0):
-    return answer["choices"][index]["message"]["content"]
-
-
-def stream(server, **body):
-    status, content = post(
-        server, **{"model": "pocket", "messages": OPENED, "max_tokens": 24, "seed": 3, "stream": True} | body
-    )
-    assert status == 200
-    events = [part.removeprefix("data: ") for part in content.decode().split("\n\n") if part]
-    assert events[-1] == "[DONE]"
-    return [json.loads(event) for event in events[:-1]]
 
 
 # --- replies ------------------------------------------------------------------------------------------------------
@@ -276,24 +230,6 @@ def test_requests_at_once_get_what_they_would_get_alone(server):
     assert together == alone
 
 
-@contextmanager
-def sent(server, **body):
-    """A connection on which this was asked."""
-    content = json.dumps(ENDLESS | body).encode()
-    port = int(server.base.rsplit(":", 1)[1].removesuffix("/v1"))
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
-        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
-        yield connection
-
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.fixture
 def begun(server, monkeypatch):
     """The replies of all requests, as they begin."""
@@ -409,6 +345,7 @@ def test_models_and_health(server):
         ({"stream": "yes"}, 400, "stream", "valid boolean"),
         ({"stream_options": "usage"}, 400, "stream_options", "must be"),
         ({"stream_options": {"include_usage": 1}}, 400, "stream_options.include_usage", "valid boolean"),
+        ({"stream_options": {"include_usage": True, "chunks": 1}}, 400, "stream_options.chunks", "unknown field"),
         ({"tools": [{}]}, 400, "tools", "not supported"),
         ({"presence_penalty": 0.5}, 400, "presence_penalty", "not supported"),
         ({"continue_final_message": False}, 400, "continue_final_message", "not supported"),
@@ -441,11 +378,8 @@ def test_a_server_on_ipv6(loaded):
 
 @pytest.mark.parametrize("size", ["\u00b2", "9" * 5000, "-1", "1e3", ""])
 def test_a_length_that_is_none(server, size):
-    port = int(server.base.rsplit(":", 1)[1].removesuffix("/v1"))
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
-        connection.sendall(head.encode("latin-1"))
-        answer = connection.makefile("rb").read().decode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+    answer = raw(server, head.encode("latin-1"))
     assert answer.startswith("HTTP/1.1 400 ")
     error = json.loads(answer.partition("\r\n\r\n")[2])["error"]
     assert "Content-Length" in error["message"] and error["type"] == "invalid_request_error"
@@ -551,7 +485,7 @@ def test_the_words_of_the_command(words, status, says, capsys):
 
 
 def test_a_taken_port_is_said(server, loaded):
-    port = int(server.base.rsplit(":", 1)[1].removesuffix("/v1"))
+    port = port_of(server)
     with pytest.raises(ValueError, match=f"--port {port}: cannot listen on .*{port}"):
         Server(loaded, "pocket", port=port)
 

@@ -16,6 +16,4 @@ class ApiError(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
     def response(self) -> JSONResponse:
-        """The answer to send. It closes the connection: part of the request body may still be unread."""
-        headers = {"Connection": "close"} | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
-        return JSONResponse(self.body, self.status, headers)
+        return JSONResponse(self.body, self.status, {"WWW-Authenticate": "Bearer"} if self.status == 401 else None)

@@ -20,22 +20,21 @@ MAX_STOPS, MAX_STOP_LENGTH = 64, 1000
 
 
 async def read_body(request: Request) -> bytes:
-    """The body of a JSON request."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        # A web page elsewhere cannot send this type without asking first.
-        raise ApiError("Content-Type must be application/json", status=415)
-    too_large = ApiError(f"the body must have at most {MAX_BODY_BYTES} bytes", status=413)
-    if int(request.headers.get("content-length", 0)) > MAX_BODY_BYTES:
-        raise too_large
-    content = bytearray()
+    """The body of a JSON request. One that is too large is read to its end and dropped: the client reads no answer
+    while it still sends."""
+    content, size = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
-                content += part
-                if len(content) > MAX_BODY_BYTES:
-                    raise too_large
+                size += len(part)
+                content += part if size <= MAX_BODY_BYTES else b""
     except TimeoutError:
         raise ApiError(f"the body did not arrive within {BODY_TIMEOUT_S} s", status=408) from None
+    if size > MAX_BODY_BYTES:
+        raise ApiError(f"the body must have at most {MAX_BODY_BYTES} bytes", status=413)
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        # A web page elsewhere cannot send this type without asking first.
+        raise ApiError("Content-Type must be application/json", status=415)
     return bytes(content)
 
 
@@ -59,7 +58,8 @@ class Protocol(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else an answer is already being sent
             text = "not an HTTP request: check the request line, Host, Content-Length and Transfer-Encoding"
             response = ApiError(text, code="invalid_http").response()
-            head = h11.Response(status_code=400, headers=response.raw_headers, reason=b"Bad Request")
+            headers = [*response.raw_headers, (b"connection", b"close")]
+            head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
             for event in (head, h11.Data(data=response.body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event))
         self.transport.close()
