@@ -9,7 +9,7 @@ from itertools import chain, repeat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import reply, scripted_server
+from scripted import raw_server, reply, scripted_server
 
 from ragen.engine.base import Prompt, Sampling
 from ragen.errors import ConfigError
@@ -144,7 +144,7 @@ BAD = {"message": "Provider returned error", "code": 502}
     (reply("a", "abort"), "a reply that ended by abort"),
     ({"error": BAD}, "an error instead of an answer: Provider returned error 502"),
     ([1], "the answer is not a JSON object"),
-    (iter([b'{"choices": [{"mess']), "the answer is not JSON"),
+    (iter([b'{"choices": [{"mess']), "the answer is not a JSON object"),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_an_answer_that_cannot_be_read_is_asked_for_again(answer, says):
     answers = chain([(200, answer)], repeat((200, reply("x"))))
@@ -571,6 +571,141 @@ def test_a_request_has_so_much_time_however_its_bytes_come():
         client = Client(server.base, patience_s=0.0, timeout_s=0.1)
         with pytest.raises(ServerGone, match="timed out"):
             client.post("/chat/completions", {})
+
+
+def drip_headers(send):
+    send(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        time.sleep(0.01)
+        send(b"X: y\r\n")
+
+
+def drip_one_header(send):
+    send(b"HTTP/1.1 200 OK\r\nX: ")
+    while True:
+        time.sleep(0.01)
+        send(b"y")
+
+
+def continue_for_ever(send):
+    while True:
+        send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        time.sleep(0.001)
+
+
+def say_nothing(send):
+    time.sleep(2)
+
+
+@pytest.mark.parametrize("answer", [drip_headers, drip_one_header, continue_for_ever, say_nothing])
+def test_the_timeout_covers_a_whole_request(answer):
+    with raw_server(answer) as base:
+        client = Client(base, patience_s=0.0, timeout_s=0.2)
+        start = time.monotonic()
+        with pytest.raises(ServerGone, match="timed out"):
+            client.post("/chat/completions", {})
+    assert time.monotonic() - start < 1.5
+
+
+def test_a_fast_stream_of_continues_ends_too():
+    def flood(send):
+        while True:
+            send(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+
+    with raw_server(flood) as base:
+        client = Client(base, patience_s=0.0, timeout_s=0.2)
+        with pytest.raises(ServerGone, match="no connection"):
+            client.post("/chat/completions", {})
+
+
+@pytest.mark.parametrize("head", [b"", b"Content-Length: 20000000\r\n", b"Transfer-Encoding: chunked\r\n"])
+@pytest.mark.parametrize("status", [b"200 OK", b"500 Broken"])
+def test_an_endless_answer_is_cut(head, status):
+    sent = [0]
+
+    def answer(send):
+        send(b"HTTP/1.1 " + status + b"\r\n" + head + b"\r\n")
+        while True:
+            send(b"10000\r\n" + b" " * 65536 + b"\r\n" if b"chunked" in head else b" " * 65536)
+            sent[0] += 65536
+
+    with raw_server(answer) as base, pytest.raises(Unanswered, match="an answer of more than 8 MiB"):
+        Client(base, patience_s=0.0).post("/chat/completions", {})
+    assert sent[0] < 20_000_000
+
+
+KEY = 'sk-0123456789abcdef/"x'
+
+
+@pytest.mark.parametrize("answer", [
+    (500, {"error": {"message": f"wrong key {KEY} " + "x" * 600}}),
+    (500, {"error": {"message": "x" * 490 + KEY}}),
+    (500, {"error": f"Bearer {KEY}"}),
+    (500, {"detail": [KEY]}),
+    (500, iter([b"no JSON: " + KEY.encode()])),
+    (400, {"error": {"message": KEY}}),
+    (401, {"error": {"code": KEY}}),
+    (307, {}, {"Location": f"http://other.example/{KEY}/chat/completions"}),
+    (200, {"error": {"message": f"\x1b{KEY}"}}),
+], ids=lambda answer: str(answer[0]))  # fmt: skip
+def test_a_key_that_the_server_echoes_is_not_printed(answer):
+    told, talk = [], Talk()
+    with scripted_server(lambda body: answer) as server:
+        client = Client(server.base, KEY, patience_s=0.05, note=told.append, jitter=lambda: 0.0)
+        try:
+            ServerEngine(client, "m", max_prompt_tokens=1000).run([talk], SAMPLING)
+        except (ConfigError, ServerGone) as error:
+            told.append(str(error))
+    said = f"{told} {talk.failure}"
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert KEY not in said and KEY[:8] not in said and len(said) > 20
+
+
+def test_a_key_that_the_server_echoes_is_not_stored():
+    answer = reply(f"my key is {KEY}</answer>", stop_reason=KEY)
+    with scripted_server(lambda body: (200, answer)) as server:
+        talk = Talk()
+        client = Client(server.base, KEY)
+        ServerEngine(client, "m", max_prompt_tokens=1000).run([talk], SAMPLING)
+    assert text_of(talk.replies[0]) == "my key is [API key]</answer>"
+
+
+def test_a_placeholder_for_a_key_may_be_part_of_a_reply():
+    with scripted_server(lambda body: (200, reply("EMPTY"))) as server:
+        talk = Talk()
+        ServerEngine(Client(server.base, "EMPTY"), "m", max_prompt_tokens=1000).run([talk], SAMPLING)
+    assert text_of(talk.replies[0]) == "EMPTY"
+
+
+ODD = ["9" * 5000, '"' + "9" * 5000 + '"', "-5", "1e999", "NaN", "true", "[]", '"٣"', "1" * 300, '"' + "9" * 19 + '"']
+
+
+@pytest.mark.parametrize("count", ODD, ids=lambda count: count[:6])
+def test_an_odd_usage_figure_is_no_count(count):
+    """The budget then estimates: Play., Turn 0, <think> and Up., 21 characters, a third of that in tokens."""
+    fields = ", ".join(f'"{name}": {count}' for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
+    choices = json.dumps(reply("Up.")["choices"])
+    content = f'{{"choices": {choices}, "usage": {{{fields}}}}}'.encode()
+    with scripted_server(lambda body: (200, iter([content]))) as server:
+        talk = Talk()
+        engine = engine_for(server, budget=Budget(max_tokens=100))
+        engine.run([talk], SAMPLING)
+    expected = 3 if "٣" in count else None
+    assert text_of(talk.replies[0]) == "Up." and talk.counts == [expected]
+    assert engine.client.budget.num_tokens == (expected or 7)
+
+
+def test_half_a_character_becomes_a_whole_one():
+    with scripted_server(lambda body: (200, reply("Up\ud83d."))) as server:
+        talk = Talk()
+        engine_for(server).run([talk], SAMPLING)
+    assert text_of(talk.replies[0]) == "Up?."
+
+
+def test_missing_packages_are_named(monkeypatch):
+    monkeypatch.setattr("ragen.evaluate.client.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'ragen\[serve\]'"):
+        Client("http://127.0.0.1:9/v1")
 
 
 def test_tokens_of_a_server_that_does_not_count_are_estimated():

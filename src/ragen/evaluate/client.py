@@ -198,15 +198,13 @@ class Client:
         try:
             answer = self._hide_key(json.loads(content, parse_int=_parse_int))
         except (ValueError, RecursionError):
-            answer = None
-        error = answer.get("error") if isinstance(answer, dict) else None
+            answer = self._hide_key(plain(content.decode(errors="replace")))
         if response.status_code >= 400:
-            text = _error_text(error) if error else self._hide_key(plain(content.decode(errors="replace")))[:300]
-            raise _status_error(response, text)
+            raise _status_error(response, answer)
         if not isinstance(answer, dict):
-            raise TransientError(f"the answer is not {'JSON' if answer is None else 'a JSON object'}")
-        if error:
-            raise TransientError(f"an error instead of an answer: {_error_text(error)}")
+            raise TransientError("the answer is not a JSON object")
+        if answer.get("error"):
+            raise TransientError(f"an error instead of an answer: {_error_text(answer)}")
         return read(answer)
 
     async def _send(self, path: str, content: bytes) -> tuple["httpx.Response", bytes]:
@@ -243,8 +241,8 @@ class Client:
         return value
 
 
-def _status_error(response: "httpx.Response", text: str) -> Exception:
-    status = response.status_code
+def _status_error(response: "httpx.Response", answer: Any) -> Exception:
+    status, text = response.status_code, _error_text(answer)
     message = f"HTTP {status}{f': {text}' if text else ''}"
     if status in RETRIED and "insufficient_quota" not in text:
         pause = retry_after(response.headers.get("Retry-After"), time.time())
@@ -252,10 +250,12 @@ def _status_error(response: "httpx.Response", text: str) -> Exception:
     return Refused(status, message)
 
 
-def _error_text(error: Any) -> str:
-    """The message and code of an OpenAI error object."""
-    parts = [error[key] for key in ("message", "code") if error.get(key)] if isinstance(error, dict) else [error]
-    return " ".join(map(str, parts))[:500]
+def _error_text(answer: Any) -> str:
+    """The message and code of an OpenAI error object, or the beginning of whatever came."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    if isinstance(error, dict) and (error.get("message") or error.get("code")):
+        return " ".join(str(error[key]) for key in ("message", "code") if error.get(key))[:500]
+    return (error if isinstance(error, str) else json.dumps(error))[:300]
 
 
 def retry_after(header: str | None, now: float) -> float | None:
