@@ -1,6 +1,9 @@
 """The engine for servers: what is sent, what is done about errors, and what a reply becomes."""
 
+import asyncio
 import json
+import os
+import signal
 import threading
 import time
 from email.utils import formatdate
@@ -14,7 +17,7 @@ from scripted import raw_server, reply, scripted_server
 from ragen.engine.base import Prompt, Sampling
 from ragen.errors import ConfigError
 from ragen.evaluate.api import ASSISTANT, CUT, END, CharacterChat, ServerEngine, messages_of
-from ragen.evaluate.client import Budget, BudgetSpent, Client, Refused, ServerGone, Stopped, Unanswered, retry_after
+from ragen.evaluate.client import Budget, BudgetSpent, Client, Refused, ServerGone, Unanswered, retry_after, run_async
 
 SAMPLING = Sampling(0.7, 0.9, -1, False, 40, True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -54,6 +57,10 @@ def engine_for(server, **options):
     return ServerEngine(
         Client(server.base, "secret", jitter=lambda: 0.0, **client), "m", **{"max_prompt_tokens": 1000} | options
     )
+
+
+def post(client):
+    return run_async(client.post("/chat/completions", {}))
 
 
 def text_of(sampled):
@@ -362,7 +369,11 @@ def test_a_server_with_too_little_context_is_a_wrong_set_up(answers, says):
 def waits_of(client):
     """The pauses that a client makes, without making them."""
     waits = []
-    client.stopping.wait = lambda seconds: bool(waits.append(seconds))
+
+    async def sleep(seconds):
+        waits.append(seconds)
+
+    client.sleep = sleep
     return waits
 
 
@@ -371,7 +382,7 @@ def test_pauses_grow_and_a_server_s_own_is_honoured():
     with scripted_server(lambda body: next(answers)) as server:
         client = Client(server.base, jitter=lambda: 1.0)
         waits = waits_of(client)
-        assert client.post("/chat/completions", {}) == {"fine": True}
+        assert post(client) == {"fine": True}
     assert waits == [0.5, 7.0, 2.0, 4.0]
     assert client.budget.num_requests == 5
 
@@ -406,7 +417,7 @@ def test_a_server_that_is_gone_is_said_once_and_ends_the_run():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: sum(waits))
         with pytest.raises(ServerGone, match=r"127\.0\.0\.1:9/v1: no connection: .*tried for 1 s"):
-            client.post("/chat/completions", {})
+            post(client)
     assert len(told) == 1 and waits == [0.25, 0.5]
 
 
@@ -416,7 +427,7 @@ def test_a_server_that_is_gone_is_said_once_and_ends_the_run():
 ], ids=str)  # fmt: skip
 def test_a_server_that_answers_with_an_error_is_there(answer, kind):
     with scripted_server(lambda body: answer) as server, pytest.raises(kind):
-        Client(server.base, patience_s=0.0).post("/chat/completions", {})
+        post(Client(server.base, patience_s=0.0))
 
 
 def test_an_outage_is_waited_for_once_and_not_by_every_episode(monkeypatch):
@@ -446,9 +457,9 @@ def test_a_flaky_server_is_told_of_once_a_minute(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with scripted_server(lambda body: next(answers)) as server:
         client = Client(server.base, note=told.append)
-        client.stopping.wait = lambda seconds: False
+        waits_of(client)
         for now[0] in (0.0, 1.0, 30.0, 59.0, 60.0, 61.0, 119.0, 120.0):
-            client.post("/chat/completions", {})
+            post(client)
     assert len(told) == 3
 
 
@@ -456,7 +467,7 @@ def test_a_wait_beyond_the_patience_is_said():
     answer = (429, {"error": {"message": "slow down"}}, {"Retry-After": "100"})
     says = r"HTTP 429: slow down \(the server asks to wait 100 s, which is beyond --patience 3\)"
     with scripted_server(lambda body: answer) as server, pytest.raises(ServerGone, match=says):
-        Client(server.base, patience_s=3.0).post("/chat/completions", {})
+        post(Client(server.base, patience_s=3.0))
 
 
 def test_what_a_server_says_is_one_plain_line():
@@ -465,14 +476,14 @@ def test_what_a_server_says_is_one_plain_line():
             scripted_server(lambda body, answer=answer: answer) as server,
             pytest.raises((Unanswered, Refused), match=r"one two \[31m"),
         ):
-            Client(server.base, patience_s=0.0).post("/chat/completions", {})
+            post(Client(server.base, patience_s=0.0))
 
 
 def test_a_redirect_is_not_followed():
     with scripted_server(lambda body: (200, reply("x"))) as other:
         to_it = (302, {}, {"Location": f"{other.base}/chat/completions"})
         with scripted_server(lambda body: to_it) as server, pytest.raises(ConfigError) as refused:
-            Client(server.base, "secret").post("/chat/completions", {})
+            post(Client(server.base, "secret"))
     assert f"{server.base} redirects to {other.base}: pass that as --api-base" in str(refused.value)
     assert other.bodies == []
 
@@ -481,7 +492,7 @@ def test_https_to_a_server_without_it_is_a_wrong_address():
     with scripted_server(lambda body: (200, reply("x"))) as server:
         base = server.base.replace("http", "https")
         with pytest.raises(ConfigError, match=f"--api-base {base}: .*WRONG_VERSION_NUMBER"):
-            Client(base).post("/chat/completions", {})
+            post(Client(base))
 
 
 def test_an_error_that_stays_is_one_episode_s_while_others_are_answered():
@@ -549,7 +560,7 @@ def test_repetitions_count_and_what_reached_no_server_does_not():
     client = Client(server.base, patience_s=0.0, budget=Budget(max_requests=1))
     for _ in range(2):
         with pytest.raises(ServerGone):
-            client.post("/chat/completions", {})
+            post(client)
     assert client.budget.num_requests == 0
 
 
@@ -557,7 +568,7 @@ def test_a_request_that_is_not_answered_in_time_counts():
     with scripted_server(lambda body: (time.sleep(0.3), (200, reply("x")))[1]) as server:
         client = Client(server.base, patience_s=0.0, timeout_s=0.05)
         with pytest.raises(ServerGone, match="timed out"):
-            client.post("/chat/completions", {})
+            post(client)
     assert client.budget.num_requests == 1
 
 
@@ -570,7 +581,7 @@ def test_a_request_has_so_much_time_however_its_bytes_come():
     with scripted_server(lambda body: (200, dripped(body))) as server:
         client = Client(server.base, patience_s=0.0, timeout_s=0.1)
         with pytest.raises(ServerGone, match="timed out"):
-            client.post("/chat/completions", {})
+            post(client)
 
 
 def drip_headers(send):
@@ -603,7 +614,7 @@ def test_the_timeout_covers_a_whole_request(answer):
         client = Client(base, patience_s=0.0, timeout_s=0.2)
         start = time.monotonic()
         with pytest.raises(ServerGone, match="timed out"):
-            client.post("/chat/completions", {})
+            post(client)
     assert time.monotonic() - start < 1.5
 
 
@@ -615,7 +626,7 @@ def test_a_fast_stream_of_continues_ends_too():
     with raw_server(flood) as base:
         client = Client(base, patience_s=0.0, timeout_s=0.2)
         with pytest.raises(ServerGone, match="no connection"):
-            client.post("/chat/completions", {})
+            post(client)
 
 
 @pytest.mark.parametrize("head", [b"", b"Content-Length: 20000000\r\n", b"Transfer-Encoding: chunked\r\n"])
@@ -630,7 +641,7 @@ def test_an_endless_answer_is_cut(head, status):
             sent[0] += 65536
 
     with raw_server(answer) as base, pytest.raises(Unanswered, match="an answer of more than 8 MiB"):
-        Client(base, patience_s=0.0).post("/chat/completions", {})
+        post(Client(base, patience_s=0.0))
     assert sent[0] < 20_000_000
 
 
@@ -737,13 +748,42 @@ def test_no_more_requests_at_a_time_than_allowed():
     assert most[0] <= 3 and sum(finished) == 9
 
 
-def test_a_stopped_client_asks_nothing():
-    with scripted_server(lambda body: (200, reply("x"))) as server:
-        client = Client(server.base)
-        client.stopping.set()
-        with pytest.raises(Stopped):
-            client.post("/chat/completions", {})
-    assert server.bodies == []
+def test_an_error_ends_the_requests_that_are_under_way():
+    """The second answer is a wrong key, while the first one does not come."""
+    is_waiting, may_end = threading.Event(), threading.Event()
+
+    def answer(body):
+        if not is_waiting.is_set():
+            is_waiting.set()
+            may_end.wait(30)
+        return 401, {"error": {"message": "bad key"}}
+
+    start = time.monotonic()
+    with scripted_server(answer) as server:
+        with pytest.raises(ConfigError, match="refuses the key"):
+            engine_for(server, concurrency=2).run([Talk(), Talk(), Talk()], SAMPLING)
+        may_end.set()
+    assert time.monotonic() - start < 10
+
+
+def test_ctrl_c_ends_what_is_under_way():
+    has_begun, was_cancelled = threading.Event(), threading.Event()
+
+    async def work():
+        try:
+            has_begun.set()
+            await asyncio.sleep(60)
+        finally:
+            was_cancelled.set()
+
+    def interrupt():
+        has_begun.wait(30)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_async(work())
+    assert was_cancelled.wait(10)
 
 
 def test_refusals_carry_their_status():
@@ -751,5 +791,5 @@ def test_refusals_carry_their_status():
         scripted_server(lambda body: (418, {"error": "teapot"})) as server,
         pytest.raises(Refused, match="teapot") as caught,
     ):
-        Client(server.base).post("/chat/completions", {})
+        post(Client(server.base))
     assert caught.value.status == 418

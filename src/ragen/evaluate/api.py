@@ -13,18 +13,17 @@ refuses or ignores one of these no longer gets it: a repeated opening is removed
 the stop text. Once a server has answered with it, only a refusal that names it takes it away.
 """
 
+import asyncio
 import math
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any, Protocol
 
 from ragen.agent.parse import TAGS
 from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
 from ragen.errors import ConfigError
-from ragen.evaluate.client import WRONG_KEY, BudgetSpent, Client, Refused, Stopped, TransientError, Unanswered
+from ragen.evaluate.client import WRONG_KEY, BudgetSpent, Client, Refused, TransientError, Unanswered, run_async
 
 LAST_CHARACTER = 0x10FFFF
 SYSTEM, USER, ASSISTANT, END, CUT = range(LAST_CHARACTER + 1, LAST_CHARACTER + 6)
@@ -153,7 +152,7 @@ class ServedConversation(Conversation, Protocol):
 
 
 class ServerEngine:
-    """Runs `concurrency` conversations at a time, each in a thread that waits for its replies."""
+    """Runs `concurrency` conversations at a time, each an asyncio task."""
 
     def __init__(self, client: Client, model: str, max_prompt_tokens: int, concurrency: int = 16, prefill: bool = True):
         self.client, self.model = client, model
@@ -163,7 +162,6 @@ class ServerEngine:
         self.num_left = 0  # conversations that the budget did not allow
         self.has_played = False  # whether this server has completed episodes before
         self._has_answered = self._heeds_prefill = self._heeds_stops = False
-        self._lock = threading.Lock()
 
     def learn_from(self, other: "ServerEngine") -> None:
         """Take over what is known about the server."""
@@ -176,44 +174,34 @@ class ServerEngine:
         sampling: Sampling,
         on_finished: Callable[[int], None] = lambda count: None,
     ) -> None:
-        num_threads = min(self.concurrency, len(conversations))
-        waiting: SimpleQueue[ServedConversation | None] = SimpleQueue()
-        for conversation in (*conversations, *[None] * num_threads):  # None ends a thread
-            waiting.put(conversation)
-        ended: SimpleQueue[BaseException | None] = SimpleQueue()
-        self.client.stopping.clear()
+        async def run_all() -> None:
+            slots = asyncio.Semaphore(self.concurrency)
+
+            async def run_one(conversation: ServedConversation) -> None:
+                async with slots:
+                    try:
+                        await self._carry(conversation, sampling)
+                        on_finished(1)
+                    except BudgetSpent:
+                        self.num_left += 1
+
+            async with asyncio.TaskGroup() as tasks:
+                for conversation in conversations:
+                    tasks.create_task(run_one(conversation))
+
         try:
-            for _ in range(num_threads):
-                threading.Thread(target=self._work, args=(waiting, ended, sampling), daemon=True).start()
-            for _ in conversations:
-                error = ended.get()
-                if isinstance(error, BudgetSpent):
-                    self.num_left += 1
-                elif error is not None:
-                    raise error
-                else:
-                    on_finished(1)
-        finally:
-            self.client.stopping.set()
+            run_async(run_all())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
-    def _work(self, waiting: SimpleQueue, ended: SimpleQueue, sampling: Sampling) -> None:
-        for conversation in iter(waiting.get, None):
-            try:
-                self._carry(conversation, sampling)
-                ended.put(None)
-            except Stopped:
-                return
-            except BaseException as error:  # raised in the main thread
-                ended.put(error)
-
-    def _carry(self, conversation: ServedConversation, sampling: Sampling) -> None:
+    async def _carry(self, conversation: ServedConversation, sampling: Sampling) -> None:
         held: list[int] = []
         num_known = 0  # the next prompt has at least this many tokens
         while (prompt := conversation.prompt()) is not None:
             held = [*held, *prompt.ids] if prompt.continues else list(prompt.ids)
             num_known = num_known if prompt.continues else 0
             try:
-                answer = self._ask(held, prompt, sampling)
+                answer = await self._ask(held, prompt, sampling)
             except Unanswered as error:
                 return conversation.fail(str(error))
             except Refused as error:
@@ -253,19 +241,19 @@ class ServerEngine:
         if error.status == 404 or not (self._has_answered or self.has_played):
             raise ConfigError(f"{self.client.base} refuses the request for model {self.model}: {error}") from error
 
-    def _ask(self, held: Sequence[int], prompt: Prompt, sampling: Sampling) -> Answer:
+    async def _ask(self, held: Sequence[int], prompt: Prompt, sampling: Sampling) -> Answer:
         """The server's answer. A feature that it refuses is not sent again."""
         opening, guesses = messages_of(held)[-1]["content"], False
         while True:
             features = (False, False, self.limit_name) if guesses else self._features
             body = self._body(held, prompt, sampling, features)
             try:
-                answer = self.client.post("/chat/completions", body, read_answer)
+                answer = await self.client.post("/chat/completions", body, read_answer)
             except Refused as error:
                 guesses = self._guesses_after(error, features, guesses)
                 continue
             guesses = False
-            self.client.budget.spend(num_tokens(body["messages"], answer))
+            self.client.budget.num_tokens += num_tokens(body["messages"], answer)
             self._keep_to(features)
             if not self._was_ignored(answer, opening, sampling, features):
                 return answer
@@ -302,21 +290,19 @@ class ServerEngine:
         refuses_prefill = tried[0] and any(word in text for word in PREFILL_WORDS)
         refuses_stops = tried[1] and any(word in text for word in STOP_WORDS)
         refuses_limit = tried[2] == "max_tokens" and "max_completion_tokens" in text
-        with self._lock:
-            if refuses_prefill or refuses_stops or refuses_limit:
-                self._drop(refuses_prefill, refuses_stops)
-                self.limit_name = "max_completion_tokens" if refuses_limit else self.limit_name
-                return guessed
-            if guessed or not any(tried[:2]) or (self._has_answered and tried == self._features):
-                raise error
-            return not self._has_answered  # else another thread has found out
+        if refuses_prefill or refuses_stops or refuses_limit:
+            self._drop(refuses_prefill, refuses_stops)
+            self.limit_name = "max_completion_tokens" if refuses_limit else self.limit_name
+            return guessed
+        if guessed or not any(tried[:2]) or (self._has_answered and tried == self._features):
+            raise error
+        return not self._has_answered  # else another conversation has found out
 
     def _keep_to(self, answered: Features) -> None:
         """The server refuses what its first answer came without."""
-        with self._lock:
-            if not self._has_answered:
-                self._has_answered = True
-                self._drop(not answered[0], not answered[1])
+        if not self._has_answered:
+            self._has_answered = True
+            self._drop(not answered[0], not answered[1])
 
     def _drop(self, prefill: bool, stops: bool) -> None:
         self.was_refused += ["prefill"] * (self.prefill and prefill) + ["stop text"] * (self.stops and stops)
@@ -329,19 +315,18 @@ class ServerEngine:
         A reply that begins with the opening did not continue it; an empty one shows nothing. A reply that ends inside
         its answer has lost the stop text, unless the server says why it stopped: then the model itself ended there.
         """
-        with self._lock:
-            if tried[:2] != (self.prefill, self.stops):
-                return True  # another thread has found out
-            ignores_prefill = ignores_stops = False
-            if self.prefill and answer.text.strip() and not self._heeds_prefill:
-                ignores_prefill = answer.text.lstrip().startswith(opening)
-                self._heeds_prefill = not ignores_prefill
-            if self.stops and sampling.stop_at_answer and not self._heeds_stops:
-                self._heeds_stops = ANSWER_END in answer.text or answer.tells_stop
-                is_open = ANSWER_START in opening + answer.text and answer.reason not in (*CUT_OFF, *NO_REPLY)
-                ignores_stops = is_open and not self._heeds_stops
-            self._drop(ignores_prefill, ignores_stops)
-            return ignores_prefill or ignores_stops
+        if tried[:2] != (self.prefill, self.stops):
+            return True  # another conversation has found out
+        ignores_prefill = ignores_stops = False
+        if self.prefill and answer.text.strip() and not self._heeds_prefill:
+            ignores_prefill = answer.text.lstrip().startswith(opening)
+            self._heeds_prefill = not ignores_prefill
+        if self.stops and sampling.stop_at_answer and not self._heeds_stops:
+            self._heeds_stops = ANSWER_END in answer.text or answer.tells_stop
+            is_open = ANSWER_START in opening + answer.text and answer.reason not in (*CUT_OFF, *NO_REPLY)
+            ignores_stops = is_open and not self._heeds_stops
+        self._drop(ignores_prefill, ignores_stops)
+        return ignores_prefill or ignores_stops
 
     def _reply(self, answer: Answer, opening: str, sampling: Sampling) -> Sampled:
         """The reply as characters, and why it ended."""

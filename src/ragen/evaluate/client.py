@@ -1,7 +1,9 @@
 """Requests to an OpenAI-compatible server, with retries, a deadline for each and a budget for all.
 
 client = Client("http://127.0.0.1:8000/v1", key, budget=Budget(max_requests=1000))
-client.post("/chat/completions", {…})
+answer = run_async(client.post("/chat/completions", {…}))
+
+All requests share one event loop: in asyncio a deadline covers a whole request, however its bytes arrive.
 """
 
 import asyncio
@@ -13,8 +15,8 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -67,10 +69,6 @@ class BudgetSpent(RunFailed):
     """The allowed requests or tokens are used up."""
 
 
-class Stopped(RunFailed):
-    """The evaluation is being stopped."""
-
-
 @dataclass
 class Budget:
     """What may be used and what was used; None is no limit. One for all models of a call.
@@ -83,24 +81,14 @@ class Budget:
     max_tokens: int | None = None  # of prompts and replies
     num_requests: int = 0
     num_tokens: int = 0
-    lock: Any = field(default_factory=threading.Lock, repr=False)
 
     def take(self) -> None:
         """Count one more request. Raises `BudgetSpent`."""
-        with self.lock:
-            used = ((self.num_requests, self.max_requests, "requests"), (self.num_tokens, self.max_tokens, "tokens"))
-            for count, limit, what in used:
-                if limit is not None and count >= limit:
-                    raise BudgetSpent(f"{limit} {what} are used up")
-            self.num_requests += 1
-
-    def give_back(self) -> None:
-        with self.lock:
-            self.num_requests -= 1
-
-    def spend(self, tokens: int) -> None:
-        with self.lock:
-            self.num_tokens += tokens
+        used = ((self.num_requests, self.max_requests, "requests"), (self.num_tokens, self.max_tokens, "tokens"))
+        for count, limit, what in used:
+            if limit is not None and count >= limit:
+                raise BudgetSpent(f"{limit} {what} are used up")
+        self.num_requests += 1
 
 
 class Client:
@@ -122,19 +110,18 @@ class Client:
         self.patience_s, self.timeout_s = patience_s, timeout_s
         self.budget = Budget() if budget is None else budget
         self.note, self.jitter = note, jitter
-        self.stopping = threading.Event()
-        self._lock = threading.Lock()
+        self.sleep = asyncio.sleep
         self._outage: float | None = None  # since when nothing was answered
         self._noted_outage: float | None = None
         self._noted: dict[str, float] = {}  # kind of trouble -> time of the last note
-        self._loop, self._http = _event_loop(), _http_client(self.base, key)
+        self._http = _http_client(self.base, key)
 
-    def post(
+    async def post(
         self, path: str, body: Mapping[str, Any], read: Callable[[dict[str, Any]], Any] = lambda answer: answer
     ) -> Any:
         """`read(answer)` of the JSON answer; where `read` raises `TransientError`, the request is sent again.
 
-        Raises `Refused`, `Unanswered`, `ServerGone`, `BudgetSpent`, `Stopped` or `ConfigError`.
+        Raises `Refused`, `Unanswered`, `ServerGone`, `BudgetSpent` or `ConfigError`.
         """
         import tenacity
 
@@ -146,15 +133,14 @@ class Client:
             first_failure = min(first_failure, now)
             return self._is_over(state.outcome.exception(), first_failure, now, state.upcoming_sleep)
 
-        attempts = tenacity.Retrying(
+        attempts = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(TransientError),
             wait=lambda state: self._pause(state.attempt_number - 1, state.outcome.exception().retry_after),
             stop=stop,
-            sleep=lambda seconds: self.stopping.wait(seconds),
+            sleep=self.sleep,
         )
-        answer = attempts(self._attempt, path, json.dumps(body).encode(), read)
-        with self._lock:
-            self._outage = None
+        answer = await attempts(self._attempt, path, json.dumps(body).encode(), read)
+        self._outage = None
         return answer
 
     def _pause(self, attempt: int, retry_after: float = 0.0) -> float:
@@ -163,8 +149,7 @@ class Client:
 
     def _is_over(self, trouble: TransientError, first_failure: float, now: float, pause: float) -> bool:
         """False, or raises where the next attempt would be beyond the patience."""
-        with self._lock:
-            self._outage = outage = now if self._outage is None else self._outage
+        self._outage = outage = now if self._outage is None else self._outage
         # An error that stays is waited for once, not once by every episode.
         since = min(first_failure, outage) if trouble.is_there else first_failure
         if now + pause <= since + self.patience_s:
@@ -179,19 +164,15 @@ class Client:
     def _note(self, trouble: TransientError, outage: float, now: float) -> None:
         """One note for each outage, not for each request; and at most one a minute of the same kind."""
         kind = str(trouble).partition(":")[0]
-        with self._lock:
-            if outage == self._noted_outage or now - self._noted.get(kind, -NOTE_EVERY_S) < NOTE_EVERY_S:
-                return
+        if outage != self._noted_outage and now - self._noted.get(kind, -NOTE_EVERY_S) >= NOTE_EVERY_S:
             self._noted_outage, self._noted[kind] = outage, now
-        self.note(f"{self.base}: {trouble}; retrying for up to {self.patience_s:g} s")
+            self.note(f"{self.base}: {trouble}; retrying for up to {self.patience_s:g} s")
 
     # --- one attempt --------------------------------------------------------------------------------------------
 
-    def _attempt(self, path: str, content: bytes, read: Callable[[dict[str, Any]], Any]) -> Any:
-        if self.stopping.is_set():
-            raise Stopped("stopped")
+    async def _attempt(self, path: str, content: bytes, read: Callable[[dict[str, Any]], Any]) -> Any:
         self.budget.take()
-        response, content = asyncio.run_coroutine_threadsafe(self._send(path, content), self._loop).result()
+        response, content = await self._send(path, content)
         if 300 <= response.status_code < 400:
             target = self._hide_key(plain(response.headers.get("Location", "elsewhere"))).removesuffix(path)
             raise ConfigError(f"{self.base} redirects to {target}: pass that as --api-base if it may have the key")
@@ -225,7 +206,7 @@ class Client:
             if isinstance(cause, ssl.SSLCertVerificationError) or "WRONG_VERSION_NUMBER" in text:
                 raise ConfigError(f"--api-base {self.base}: {text}") from None
             if isinstance(error, httpx.ConnectError) and not isinstance(cause, ssl.SSLError):
-                self.budget.give_back()
+                self.budget.num_requests -= 1
             raise TransientError(f"no connection: {text}", is_there=False) from None
         return response, bytes(answer)
 
@@ -280,14 +261,6 @@ def _root_cause(error: BaseException) -> BaseException:
     return error
 
 
-@functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """Sends the requests of all clients. In asyncio a deadline covers a whole request, however its bytes arrive."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="http", daemon=True).start()
-    return loop
-
-
 def _http_client(base: str, key: str) -> "httpx.AsyncClient":
     import httpx
 
@@ -299,3 +272,19 @@ def _http_client(base: str, key: str) -> "httpx.AsyncClient":
         trust_env=urlsplit(base).hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy leads to this machine
         verify=ssl.create_default_context(),  # the certificates of the system
     )
+
+
+def run_async(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run to its end in the thread of all requests, also where an event loop runs already (a notebook)."""
+    future = asyncio.run_coroutine_threadsafe(work, _event_loop())
+    try:
+        return future.result()
+    finally:
+        future.cancel()  # after Ctrl-C
+
+
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="http", daemon=True).start()
+    return loop
