@@ -19,14 +19,11 @@ from typing import Any
 from jinja2 import TemplateError as JinjaError
 
 from ragen.agent.template import ChatTemplate
+from ragen.serve.errors import ApiError
 
 MAX_REMEMBERED = 20_000  # replies
 
 Message = dict[str, str]
-
-
-class BadMessages(ValueError):
-    """The chat template refuses the messages."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +128,7 @@ class Renderer:
         try:
             return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except (JinjaError, ValueError, IndexError) as error:
-            raise BadMessages(f"the model's chat template refuses these messages: {error}") from error
+            raise ApiError(f"the model's chat template refuses these messages: {error}", "messages") from error
 
     def _encode(self, text: str, is_plain: bool = False) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=is_plain)

@@ -28,7 +28,7 @@ from ragen.model.load import LoadedModel
 from ragen.serve import base_of
 from ragen.serve.access import Access
 from ragen.serve.batch import Batcher
-from ragen.serve.chat import BadMessages, Renderer, SharedTokenizer
+from ragen.serve.chat import Renderer, SharedTokenizer
 from ragen.serve.completion import Completion
 from ragen.serve.engine import Reply, StreamingEngine
 from ragen.serve.errors import ApiError
@@ -107,12 +107,9 @@ class Server:
         self._check_name(request.model)
         num_wanted = request.max_tokens or 1
         num_tokens, ids = self.renderer.min_tokens(request.messages), ()
-        try:
-            if num_tokens + num_wanted <= self.limit:
-                ids = tuple(self.renderer.ids(request.messages))
-                num_tokens = len(ids)
-        except BadMessages as error:
-            raise ApiError(str(error), "messages") from error
+        if num_tokens + num_wanted <= self.limit:
+            ids = tuple(self.renderer.ids(request.messages))
+            num_tokens = len(ids)
         if num_tokens + num_wanted > self.limit:
             message = (
                 f"the prompt has {'' if ids else 'at least '}{num_tokens} tokens, and with the {num_wanted} of the "
