@@ -778,6 +778,7 @@ def test_ctrl_c_ends_what_is_under_way():
 
     def interrupt():
         has_begun.wait(30)
+        time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()

@@ -65,7 +65,7 @@ class Answer:
 def read_answer(answer: Mapping[str, Any]) -> Answer:
     """Raises `TransientError` where it cannot be read."""
     choices = answer.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
+    choice: Any = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(message, dict):
         raise TransientError("the answer has no message")

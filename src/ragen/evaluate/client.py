@@ -25,7 +25,6 @@ from ragen.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
     import httpx
-    import tenacity
 
 RETRIED = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 AWAY = {429, 502, 503, 504, 529}  # the server is not there, or has no time for anybody
@@ -127,7 +126,10 @@ class Client:
 
         first_failure = math.inf
 
-        def stop(state: "tenacity.RetryCallState") -> bool:
+        def wait(state: Any) -> float:
+            return self._pause(state.attempt_number - 1, state.outcome.exception().retry_after)
+
+        def stop(state: Any) -> bool:
             nonlocal first_failure
             now = time.monotonic()
             first_failure = min(first_failure, now)
@@ -135,11 +137,11 @@ class Client:
 
         attempts = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(TransientError),
-            wait=lambda state: self._pause(state.attempt_number - 1, state.outcome.exception().retry_after),
+            wait=wait,
             stop=stop,
             sleep=self.sleep,
         )
-        answer = await attempts(self._attempt, path, json.dumps(body).encode(), read)
+        answer: Any = await attempts(self._attempt, path, json.dumps(body).encode(), read)
         self._outage = None
         return answer
 
@@ -255,7 +257,7 @@ def _parse_int(digits: str) -> float:
     return int(digits) if len(digits) < 20 else float(digits)  # Python refuses integers of thousands of digits
 
 
-def _root_cause(error: BaseException) -> BaseException:
+def _root_cause(error: Any) -> BaseException:
     while error.__cause__ or error.__context__ or isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
     return error

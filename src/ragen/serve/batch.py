@@ -86,5 +86,5 @@ class Batcher:
             run.rows = []
 
 
-def _replies(run: EngineRun) -> list[Reply]:
+def _replies(run: EngineRun) -> list[Any]:
     return [*(row.conversation for row in run.rows if row is not None), *run.waiting]

@@ -14,16 +14,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
 
 from ragen.agent.template import ChatTemplate
 from ragen.serve.errors import ApiError
+from ragen.serve.request import Message
 
 MAX_REMEMBERED = 20_000  # replies
-
-Message = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ class Renderer:
         turns = list(zip(rest[::2], rest[1::2], strict=True))
         kept = [self._find(past[: 2 + 2 * index], reply["content"]) for index, (reply, _) in enumerate(turns)]
         openings = [*(item.opening for item in kept), opening]
-        ids = self._opened(lambda text: self.chat.opening_ids(system["content"], first["content"], text), openings[0])
+        ids = self._opened(partial(self.chat.opening_ids, system["content"], first["content"]), openings[0])
         for item, (_, user), next_opening in zip(kept, turns, openings[1:], strict=True):
             ids += item.ids if item.ended_itself else (*item.ids, *self.chat.closing_ids())
-            ids += self._opened(lambda text, user=user: self.chat.delta_ids(user["content"], text), next_opening)
+            ids += self._opened(partial(self.chat.delta_ids, user["content"]), next_opening)
         return ids
 
     def _opened(self, ids_with: Callable[[str], list[int]], opening: str) -> list[int]:

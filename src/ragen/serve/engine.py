@@ -36,7 +36,7 @@ class Reply:
     max_tokens: int
     stops: Sequence[str] = ()
     tokenizer: Any = None
-    sampled: Sampled | None = None
+    sampled: Any = None  # `Sampled`, once it has ended
     stop_text: str | None = None  # which of `stops` ended it
     error: Exception | None = None
     is_cancelled: bool = False
@@ -94,7 +94,7 @@ class _StreamingRun(EngineRun):
         return ids, torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[:, None])[:, 0]
 
     def _read(self, row: Row, ids: list[int], log_probs: list[float]) -> str:
-        reply = row.conversation
+        reply: Any = row.conversation
         for id_, log_prob in zip(ids, log_probs, strict=True):
             stopped_by = super()._read(row, [id_], [log_prob]) or reply.ends_at(row.reply)
             reply.heard(id_, log_prob)

@@ -60,6 +60,6 @@ class Protocol(H11Protocol):
             response = ApiError(text, code="invalid_http").response()
             headers = [*response.raw_headers, (b"connection", b"close")]
             head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-            for event in (head, h11.Data(data=response.body), h11.EndOfMessage()):
+            for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event))
         self.transport.close()

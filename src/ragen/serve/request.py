@@ -11,7 +11,7 @@ import json
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from typing_extensions import TypedDict
 
 from ragen.engine.base import Sampling
@@ -20,10 +20,6 @@ from ragen.prng import bits
 from ragen.serve.engine import NO_LIMIT
 from ragen.serve.errors import ApiError
 from ragen.serve.limits import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
-
-
-def _between(kind: type, low: float, high: float) -> Any:
-    return Annotated[kind, Field(ge=low, le=high)]
 
 
 def _join_parts(content: Any) -> str:
@@ -35,8 +31,12 @@ def _join_parts(content: Any) -> str:
     return content
 
 
+def _as_list(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
+
+
 class Message(TypedDict):
-    __pydantic_config__ = ConfigDict(extra="ignore")
+    __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
     role: Annotated[
         Literal["system", "user", "assistant"], BeforeValidator(lambda role: "system" if role == "developer" else role)
     ]
@@ -53,22 +53,29 @@ class TextFormat(TypedDict):
 
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
-# Fields that have no bearing on the reply.
-IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-Ignored = create_model("Ignored", **{name: (Any, None) for name in IGNORED})
+
+class Ignored(BaseModel):
+    """Fields that have no bearing on the reply."""
+
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
 
 
 class Unsupported(BaseModel):
     """Fields that are refused unless they state what is done anyway."""
 
-    presence_penalty: _between(float, 0, 0) = 0
-    frequency_penalty: _between(float, 0, 0) = 0
-    repetition_penalty: _between(float, 1, 1) = 1
-    min_p: _between(float, 0, 0) = 0
-    top_logprobs: _between(float, 0, 0) = 0
-    logit_bias: Annotated[dict, Field(max_length=0)] = {}
-    tools: Annotated[list, Field(max_length=0)] = []
-    functions: Annotated[list, Field(max_length=0)] = []
+    presence_penalty: float = Field(0, ge=0, le=0)
+    frequency_penalty: float = Field(0, ge=0, le=0)
+    repetition_penalty: float = Field(1, ge=1, le=1)
+    min_p: float = Field(0, ge=0, le=0)
+    top_logprobs: float = Field(0, ge=0, le=0)
+    logit_bias: dict[str, Any] = Field({}, max_length=0)
+    tools: list[Any] = Field([], max_length=0)
+    functions: list[Any] = Field([], max_length=0)
     tool_choice: Literal["none", "auto"] = "none"
     response_format: TextFormat = {"type": "text"}
     echo: Literal[False] = False
@@ -76,17 +83,15 @@ class Unsupported(BaseModel):
 
 class ChatRequest(Ignored, Unsupported, extra="forbid", strict=True):
     model: str
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: _between(int, 1, 1 << 31) | None = None
-    max_completion_tokens: _between(int, 1, 1 << 31) | None = None
-    temperature: _between(float, 0, 100) = 1.0
-    top_p: _between(float, 1e-9, 1) = 1.0
-    top_k: _between(int, -1, 1 << 31) = -1
-    n: _between(int, 1, MAX_CHOICES) = 1
-    seed: _between(int, -(1 << 63), (1 << 63) - 1) | None = None
-    stop: Annotated[
-        list[Stop], Field(max_length=MAX_STOPS), BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)
-    ] = []
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1, le=1 << 31)
+    max_completion_tokens: int | None = Field(None, ge=1, le=1 << 31)
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, ge=1e-9, le=1)
+    top_k: int = Field(-1, ge=-1, le=1 << 31)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    stop: Annotated[list[Stop], BeforeValidator(_as_list)] = Field([], max_length=MAX_STOPS)
     include_stop_str_in_output: bool = False
     logprobs: bool = False
     stream: bool = False
@@ -116,7 +121,7 @@ def read_request(content: bytes) -> ChatRequest:
     try:
         request = ChatRequest.model_validate_json(content)
     except ValidationError as error:
-        raise _api_error(**error.errors(include_url=False, include_context=False)[0]) from None
+        raise _api_error(**error.errors()[0]) from None
     request.max_tokens = request.max_tokens or request.max_completion_tokens
     if request.max_completion_tokens not in (None, request.max_tokens):
         raise ApiError("max_tokens and max_completion_tokens mean the same: keep one of them", "max_tokens")
@@ -129,7 +134,7 @@ def read_request(content: bytes) -> ChatRequest:
     return request
 
 
-def _api_error(type: str, loc: tuple[str | int, ...], msg: str, input: Any) -> ApiError:
+def _api_error(type: str, loc: tuple[str | int, ...], msg: str, input: Any, **_: Any) -> ApiError:
     """From an entry of pydantic's `ValidationError.errors()`."""
     if not loc:
         return ApiError("the body must be a JSON object" if type == "model_type" else f"the body is not JSON: {msg}")

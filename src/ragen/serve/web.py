@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -37,6 +38,12 @@ from ragen.serve.request import ChatRequest, read_request
 
 DEFAULT_CONTEXT = 4096  # tokens, for a model whose configuration does not state its context
 
+UVICORN: dict[str, Any] = {
+    **{"http": Protocol, "ws": "none", "loop": "asyncio", "lifespan": "off", "proxy_headers": False},
+    **{"log_config": None, "log_level": "error", "access_log": False, "server_header": False},
+    **{"timeout_keep_alive": IDLE_TIMEOUT_S, "timeout_graceful_shutdown": SHUTDOWN_TIMEOUT_S},
+}
+
 
 class Server:
     """Serves in a thread while the `with` block runs."""
@@ -61,7 +68,8 @@ class Server:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._socket = socket.create_server((host, port), family=family, backlog=128)
         except OSError as error:
-            raise ConfigError(f"--port {port}: cannot listen on {host}:{port}: {error.strerror or error}") from error
+            reason = (error.strerror or str(error)).partition(" (while ")[0]
+            raise ConfigError(f"--port {port}: cannot listen on {host}:{port}: {reason}") from error
         self.base = base_of(host, self._socket.getsockname()[1])
         app = Starlette(
             routes=[
@@ -79,10 +87,7 @@ class Server:
             },
         )
         app.router.redirect_slashes = False
-        times = {"timeout_keep_alive": IDLE_TIMEOUT_S, "timeout_graceful_shutdown": SHUTDOWN_TIMEOUT_S}
-        quiet = {"log_config": None, "log_level": "error", "access_log": False, "server_header": False}
-        parts = {"http": Protocol, "ws": "none", "loop": "asyncio", "lifespan": "off", "proxy_headers": False}
-        self._uvicorn = uvicorn.Server(uvicorn.Config(app, **parts, **quiet, **times))
+        self._uvicorn = uvicorn.Server(uvicorn.Config(app, **UVICORN))
         self._thread = threading.Thread(target=self._uvicorn.run, args=([self._socket],), name="web", daemon=True)
 
     def __enter__(self) -> "Server":
@@ -106,7 +111,8 @@ class Server:
         request = read_request(content)
         self._check_name(request.model)
         num_wanted = request.max_tokens or 1
-        num_tokens, ids = self.renderer.min_tokens(request.messages), ()
+        num_tokens = self.renderer.min_tokens(request.messages)
+        ids: tuple[int, ...] = ()
         if num_tokens + num_wanted <= self.limit:
             ids = tuple(self.renderer.ids(request.messages))
             num_tokens = len(ids)
@@ -180,7 +186,7 @@ async def _client_leaves(http: Request) -> None:
         pass
 
 
-def _no_route(http: Request, error: HTTPException) -> Response:
+def _no_route(http: Request, error: Exception) -> Response:
     known = "POST /v1/chat/completions, GET /v1/models, GET /health"
     return ApiError(f"{http.method} {http.url.path}: there is only {known}", None, "not_found", 404).response()
 
