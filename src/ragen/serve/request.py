@@ -21,6 +21,8 @@ from ragen.serve.engine import NO_LIMIT
 from ragen.serve.errors import ApiError
 from ragen.serve.limits import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
 
+NO_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+
 
 def _join_parts(content: Any) -> str:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
@@ -54,17 +56,6 @@ class TextFormat(TypedDict):
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
-class Ignored(BaseModel):
-    """Fields that have no bearing on the reply."""
-
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-
-
 class Unsupported(BaseModel):
     """Fields that are refused unless they state what is done anyway."""
 
@@ -81,7 +72,7 @@ class Unsupported(BaseModel):
     echo: Literal[False] = False
 
 
-class ChatRequest(Ignored, Unsupported, extra="forbid", strict=True):
+class ChatRequest(Unsupported, extra="forbid", strict=True):
     model: str
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, le=1 << 31)
@@ -101,8 +92,11 @@ class ChatRequest(Ignored, Unsupported, extra="forbid", strict=True):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_the_default(cls, body: Any) -> Any:
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+    def _leave_out(cls, body: Any) -> Any:
+        """Null is the default, and some fields have no bearing on the reply."""
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None and name not in NO_EFFECT}
 
     def sampling(self) -> Sampling:
         is_greedy = self.temperature == 0

@@ -15,13 +15,13 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from ragen.errors import ConfigError
 from ragen.evaluate.models import max_positions
@@ -37,7 +37,7 @@ from ragen.serve.limits import IDLE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, Protocol, rea
 from ragen.serve.request import ChatRequest, read_request
 
 DEFAULT_CONTEXT = 4096  # tokens, for a model whose configuration does not state its context
-
+EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 UVICORN: dict[str, Any] = {
     **{"http": Protocol, "ws": "none", "loop": "asyncio", "lifespan": "off", "proxy_headers": False},
     **{"log_config": None, "log_level": "error", "access_log": False, "server_header": False},
@@ -131,7 +131,8 @@ class Server:
         self.batcher.submit(replies, request.sampling())
         completion = Completion(self.name, self.renderer, request, replies)
         if request.stream:
-            return EventStream(completion)
+            end = BackgroundTask(completion.cancel)  # also when the client leaves
+            return StreamingResponse(_events(completion), headers=EVENTS, background=end)
         whole, left = asyncio.create_task(completion.whole()), asyncio.create_task(_client_leaves(http))
         try:
             await asyncio.wait((whole, left), return_when=asyncio.FIRST_COMPLETED)
@@ -151,22 +152,6 @@ class Server:
         if name not in self.names:
             message = f"there is no model {name!r}; this server has {self.name!r}"
             raise ApiError(message, "model", "model_not_found", 404)
-
-
-class EventStream(StreamingResponse):
-    """Server-sent events. A client that leaves cancels its replies."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, completion: Completion):
-        super().__init__(_events(completion), headers={"Cache-Control": "no-cache"})
-        self.completion = completion
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.completion.cancel()
 
 
 async def _events(completion: Completion) -> AsyncIterator[str]:
