@@ -33,3 +33,11 @@ def duration(seconds: float) -> str:
         return f"{total // 86_400} d {total % 86_400 // 3600} h"
     hours, minutes, rest = total // 3600, total % 3600 // 60, total % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def size_text(count: float) -> str:
+    """A number of bytes, as `1.2 GB`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"

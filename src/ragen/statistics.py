@@ -1,6 +1,8 @@
-"""How sure a number is: intervals of a success rate, of the difference of two, of a mean, and for each difficulty.
+"""How certain a success rate or a mean is: intervals of one, of the difference of two, and by difficulty.
 
     wilson(169, 512)                          # Interval(low=0.2907…, high=0.3719…)
+    rate([0.25, 1.0, 0.5])                    # Estimate: the success rate of several samples of each of three levels
+    mean([3.1, 2.8, 4.0])                     # Estimate: with Student's interval
     paired_difference(before, after)          # Difference(mean=0.152, low=0.103, high=0.199, num_levels=512)
     mean_interval([0.1, 0.3, 0.2])            # Interval(low=-0.048…, high=0.448…)
     success_by_length([(3, True), (8, False)])  # {"3-4": Rate(…), "7+": Rate(…)}
@@ -10,7 +12,7 @@ All intervals are at 95 %. Pure Python.
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from math import atan2, cos, pi, sin, sqrt
+from math import atan2, cos, inf, pi, sin, sqrt
 from statistics import fmean, variance
 from typing import NamedTuple
 
@@ -45,6 +47,14 @@ class Rate(NamedTuple):
     @property
     def interval(self) -> Interval:
         return wilson(self.num_successes, self.num_trials)
+
+
+class Estimate(NamedTuple):
+    """A value and its 95 % interval; the bounds are None where nothing is known about them."""
+
+    value: float
+    low: float | None
+    high: float | None
 
 
 class Difference(NamedTuple):
@@ -89,16 +99,35 @@ def paired_difference(before: Sequence[bool], after: Sequence[bool]) -> Differen
         raise ValueError("no levels: there is nothing to compare")
     num_won = sum(1 for old, new in zip(before, after, strict=True) if new and not old)
     num_lost = sum(1 for old, new in zip(before, after, strict=True) if old and not new)
-    num = len(before) + 2
-    won, lost = num_won + 0.5, num_lost + 0.5
+    interval = agresti_min(num_won, num_lost, len(before))
+    return Difference((num_won - num_lost) / len(before), *interval, num_levels=len(before))
+
+
+def agresti_min(num_won: float, num_lost: float, num_levels: int) -> Interval:
+    """Agresti and Min's interval of the change on a number of levels, of which some are won that were not before, and
+    some lost."""
+    won, lost, num = num_won + 0.5, num_lost + 0.5, num_levels + 2
     centre = (won - lost) / num
     spread = Z * sqrt((won + lost) - (won - lost) ** 2 / num) / num
-    return Difference(
-        mean=(num_won - num_lost) / len(before),
-        low=max(-1.0, centre - spread),
-        high=min(1.0, centre + spread),
-        num_levels=len(before),
-    )
+    return Interval(max(-1.0, centre - spread), min(1.0, centre + spread))
+
+
+def rate(values: Sequence[float]) -> Estimate:
+    """The mean of numbers between 0 and 1, one for each level, with Wilson's interval.
+
+    The number of trials is the number of independent ones that would spread as the levels do: with one sample a level
+    the number of levels, with several samples more, but never more than levels that differ allow.
+    """
+    num, value = len(values), fmean(values)
+    spread = variance(values) / num if num > 1 else 0.0
+    trials = num if spread == 0.0 else max(num, round(value * (1 - value) / spread))
+    return Estimate(value, *wilson(min(max(value, 0.0), 1.0) * trials, trials))
+
+
+def mean(values: Sequence[float], lowest: float = -inf) -> Estimate:
+    """The mean of one number for each level, none below `lowest`, with Student's interval; no bounds for one level."""
+    interval = mean_interval(values)
+    return Estimate(fmean(values), *((max(lowest, interval.low), interval.high) if interval else (None, None)))
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:

@@ -1,4 +1,4 @@
-"""Override forms, layers, origins, and both dialects in one command."""
+"""Override forms, precedence, origins, and v1 keys beside tree keys in one command."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from ragen.config.compose import resolve
 from ragen.config.derive import in_proportion
 from ragen.config.schema import Config
-from ragen.config.tree import ConfigError, build, leaves, to_dict
+from ragen.config.tree import build, leaves, to_dict
+from ragen.errors import ConfigError
 
 
 def tree(*words, **options):
@@ -85,23 +86,29 @@ def test_built_in_recipes_are_found_beside_one_s_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "code", "key", "way_out"),
     [
-        ("trainer: [1", "recipe"),
-        ("- a", "recipe"),
-        ("5", "recipe"),
-        ("defaults: [nowhere]", "nowhere"),
-        ("trainer:", "trainer=null: this is a group of keys"),
-        ("trainer: {test_frq: 3}", "recipe mine: unknown key trainer.test_frq; did you mean trainer.test_freq?"),
-        ("training: {n_rollout: 8}", "a recipe says es_manager.train.group_size"),
-        ("actor_rollout_ref: {actor: {use_ref: false, use_kl_loss: true, kl_loss_coef: 0.1}}", "use_ref=False, but"),
+        ("trainer: [1", "bad-recipe", "mine", "mine.yaml"),
+        ("- a", "bad-recipe", "mine", "mine.yaml"),
+        ("5", "bad-recipe", "mine", "mine.yaml"),
+        ("defaults: [nowhere]", "bad-recipe", "mine", "nowhere"),
+        ("trainer:", "group", "trainer", "a group of keys"),
+        ("trainer: {test_frq: 3}", "unknown-key", "trainer.test_frq", "did you mean trainer.test_freq?"),
+        ("training: {n_rollout: 8}", "unknown-key", "training.n_rollout", "es_manager.train.group_size"),
+        (
+            "actor_rollout_ref: {actor: {use_ref: false, use_kl_loss: true, kl_loss_coef: 0.1}}",
+            "reference-model",
+            "actor_rollout_ref.actor.use_ref",
+            "coefficient 0.1",
+        ),
     ],
 )
-def test_a_broken_recipe_is_one_message(tmp_path, text, says):
+def test_a_broken_recipe_is_one_error(tmp_path, text, code, key, way_out):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         resolve([], config_name="mine", config_dir=str(tmp_path), environ={})
-    assert says in str(caught.value)
+    assert (caught.value.code, caught.value.key) == (code, key)
+    assert way_out in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +127,11 @@ def test_origins():
     assert origins["trainer.default_local_dir"] == "follows trainer.project_name, trainer.experiment_name"
     assert origins["agent_proxy.max_actions_per_turn"] == "v1 default (sokoban)"
     assert "10000 levels / 8 groups x 5 epochs" in origins["trainer.total_training_steps"]
-    assert "agent_proxy.max_turn" not in origins  # set by the dialect, to the value it has anyway
+    assert "agent_proxy.max_turn" not in origins  # set by the v1 defaults, to the value it has anyway
     assert resolve([], config_name="_1_bandit", environ={}).origins["agent_proxy.max_turn"] == "recipe _1_bandit"
 
 
-def test_dialects_mix():
+def test_v1_keys_and_tree_keys_mix():
     mixed = tree("sokoban", "training.train_batch_size=4", "es_manager.train.group_size=8", "ppo_mini_batch_size=32")
     assert (mixed["es_manager.train.env_groups"], mixed["es_manager.train.group_size"]) == (4, 8)
     assert mixed["trainer.total_training_steps"] == 12_500
@@ -248,8 +255,9 @@ def test_the_groups_of_each_tag_follow_their_number(words, sizes):
 
 
 def test_fewer_groups_than_tags_are_refused():
-    with pytest.raises(ConfigError, match=r"n_groups=\[256, 256\] sums to 512, but .*env_groups is 1"):
+    with pytest.raises(ConfigError) as caught:
         resolve(["es_manager.val.env_groups=1"], config_name="_1_bandit", environ={})
+    assert (caught.value.code, caught.value.key) == ("group-counts", "es_manager.val.env_configs.n_groups")
 
 
 def test_remainders_decide_who_gets_more():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragen.evaluate.metrics import Outcome, difference, ks_of, mean, measure, pass_at_k, rate, ratio, wins_of
-from ragen.statistics import paired_difference, wilson
+from ragen.evaluate.metrics import Outcome, difference, ks_of, measure, pass_at_k, ratio, wins_of
+from ragen.statistics import mean, paired_difference, rate, wilson
 
 
 def outcome(seed, success, score=1.0, turns=2, invalid=0, tokens=10):

@@ -159,7 +159,7 @@ def test_training_runs_succeed_fail_stop_early_and_are_killed_and_resumed(cluste
     assert scheduler.run(make_plan(cells, options)) == 1
     out = capfd.readouterr().out
     assert "start killed" in out and "start bad" in out and "start good" not in out and "start empty" not in out
-    assert "goes on after step" in cells[0].log_path.read_text()
+    assert "resumes after step" in cells[0].log_path.read_text()
     assert [row["step"] for row in folder.read_metrics().rows] == list(range(13))
     assert summary().splitlines()[-1] == "Total: 4 | Success: 2 | Failed: 2"
     cluster.remove_node(node)

@@ -1,10 +1,10 @@
-"""What random and what perfect play reach in a setting, within a limit on the work: a plan should take seconds.
+"""The success of random and of perfect play in a setting, within a limit on the work: a plan should take seconds.
 
-    reached = reach(env, range(123, 635), "val", budget)
-    reached.random, reached.optimal, reached.num_levels     # a number or, where it was too much work, the reason
+    baselines = baselines_within_budget(env, range(123, 635), "val", budget)
+    baselines.random, baselines.optimal, baselines.num_levels     # numbers or, where it was too much work, the reason
 
 The work is estimated beforehand from the number of states and answers, so that the outcome does not depend on the
-clock. Where all levels are too much, fewer are solved; where a few are too much, the answer is the reason.
+clock. Where all levels are too much work, fewer are solved; where a few are too much, the answer is the reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,27 +17,27 @@ from ragen.env.solve import Budget, optimal_success, outcomes, random_success
 
 MAX_LEVELS = 2_048
 MAX_WORK = 8_000_000  # values added up: some seconds
-MIN_LEVELS = 8  # a mean over fewer says nothing
+MIN_LEVELS = 8  # a mean over fewer is noise
 MAX_STATES = 20_000  # explored for the estimate
-WORK_OF_ONE_STEP = 300  # where an environment has a way of its own to follow random play
+WORK_OF_ONE_STEP = 300  # where an environment computes random play itself
 
 
 @dataclass(frozen=True)
-class Reached:
-    """Mean success over the levels, or why it is not known."""
+class Baselines:
+    """Mean success over the levels, or why it was not computed."""
 
     random: float | str
     optimal: float | str
     num_levels: int
 
 
-def reach(env: Environment, seeds: Sequence[int], split: str, budget: Budget) -> Reached:
-    """The success of random and of perfect play, averaged over as many of the levels as the work allows."""
+def baselines_within_budget(env: Environment, seeds: Sequence[int], split: str, budget: Budget) -> Baselines:
+    """The success of random and of perfect play, averaged over as many levels as the limit on work allows."""
     first = env.reset(seeds[0], split)
     try:
         works = {random_success: _random_work(env, first, budget), optimal_success: _optimal_work(env, first, budget)}
     except ValueError as error:
-        return Reached(str(error), str(error), 0)
+        return Baselines(str(error), str(error), 0)
     limit = MAX_WORK // min(len(seeds), MIN_LEVELS)
     feasible = [work for work in works.values() if work <= limit]
     num_levels = min(len(seeds), MAX_LEVELS, *(MAX_WORK // max(work, 1) for work in feasible))
@@ -46,7 +46,7 @@ def reach(env: Environment, seeds: Sequence[int], split: str, budget: Budget) ->
         _mean(env, states, budget, solve) if work <= limit else _reason(env, first, budget)
         for solve, work in works.items()
     ]
-    return Reached(*means, num_levels=num_levels)
+    return Baselines(*means, num_levels=num_levels)
 
 
 def _mean(env: Environment, states: list[State], budget: Budget, solve: Callable) -> float | str:
@@ -97,7 +97,7 @@ class _Game:
 
 
 def _explore(env: Environment, start: State, depth: int) -> _Game:
-    """The part of a game that so many actions can reach."""
+    """The part of a game that `depth` actions can reach."""
     seen, frontier = {start}, [start]
     num_branches = num_actions = 0
     has_chance = False

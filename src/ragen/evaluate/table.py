@@ -18,14 +18,15 @@ from rich.table import Table
 from ragen import __version__
 from ragen.env.registry import make
 from ragen.evaluate.metrics import Estimate, difference
-from ragen.evaluate.run import Row
+from ragen.evaluate.run import ModelResult as Row
 from ragen.evaluate.setting import Setting
 from ragen.format import percent
 from ragen.report.charts import Axis, Bar, BarGroup, bar_chart, escape
 from ragen.report.html import WIDE, page
 from ragen.report.replay import Exhibit, draw, symbol_key
 from ragen.statistics import Difference
-from ragen.store.run_folder import episode_record, write_whole
+from ragen.store.episodes import episode_record
+from ragen.store.fsync import write_whole
 from ragen.types import Episode
 
 DASH = "–"

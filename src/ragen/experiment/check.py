@@ -19,16 +19,6 @@ from ragen.experiment.plan import CPU, Plan, overrides_on
 from ragen.experiment.template import recipe_and_environment, same_value
 from ragen.store.sweep_results import Cell
 
-IDENTITY = (
-    "trainer.experiment_name",
-    "trainer.project_name",
-    "trainer.default_local_dir",
-    "trainer.n_gpus_per_node",
-    "trainer.logger",
-    "system.CUDA_VISIBLE_DEVICES",
-    "ray_kwargs.ray_init.num_cpus",
-)
-
 
 def check_all(plans: Iterable[Plan], dry_run: bool = False) -> list[str]:
     seen: set[str] = set()
@@ -59,16 +49,18 @@ def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> li
 
 def _what_it_computes(config: Any) -> tuple:
     """The config without names, directories, devices and W&B: equal for equal runs."""
-    from ragen.config.tree import leaves
+    from ragen.config import identity
 
-    values = {key: value for key, value in leaves(config).items() if key not in IDENTITY}
+    values = identity.identity_values(config, ignore=identity.WHERE)
     return tuple((key, repr(value)) for key, value in sorted(values.items()))
 
 
 def _distinctive(cell: Cell) -> tuple[str, ...]:
     """The overrides that make a run what it is."""
-    naming = (*IDENTITY, "model.experiment_name")
-    return (*cell.start, *(override for override in cell.overrides if override.partition("=")[0] not in naming))
+    from ragen.config import identity
+
+    keys = ((override.lstrip("+~").partition("=")[0], override) for override in cell.overrides)
+    return (*cell.start, *(override for key, override in keys if identity.changes_only(key) not in identity.WHERE))
 
 
 def _to_resolve(plan: Plan, seen: set[str] | None) -> list[list[Cell]]:
@@ -88,7 +80,7 @@ def _to_resolve(plan: Plan, seen: set[str] | None) -> list[list[Cell]]:
 
 
 def _resolved(cell: Cell, on_cpu: bool) -> Any:
-    from ragen.config.compose import resolve
+    from ragen.run.prepare import prepare as resolve
 
     recipe, environment = recipe_and_environment(cell.start)
     slot = (CPU,) if on_cpu else tuple(map(str, range(cell.num_gpus)))

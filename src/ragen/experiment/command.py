@@ -24,6 +24,7 @@ from ragen.experiment.expand import ALL, NONE, plans, statuses
 from ragen.experiment.plan import Options, Plan, overrides_on
 from ragen.experiment.spec import OptionSpec, Spec, load, names
 from ragen.experiment.template import count, counts, make, number, split
+from ragen.extras import require
 from ragen.invocation_dir import caller_folder, from_caller, model_from
 
 USAGE = """usage: ragen sweep EXPERIMENT [options] [-- key=value ...]
@@ -69,6 +70,7 @@ def start(whole: Sequence[Plan]) -> int:
     first one of an evaluation that is not 0."""
     from ragen.experiment import scheduler, search
 
+    require("sweep")
     status = evaluated = 0
     for plan in whole:
         ended = scheduler.run(plan)

@@ -15,9 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ragen.config import identity
 from ragen.experiment.plan import Plan
-from ragen.report.runs import IDENTITY
-from ragen.store.resume import ASIDE, BUDGET
 from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import (
     MISSING,
@@ -34,9 +33,6 @@ from ragen.store.sweep_results import (
 from ragen.store.sweep_results import record_path as record_path
 
 ERROR_LINES, ERROR_WIDTH = 2, 300
-# What may differ between two parts of one experiment without making their numbers differ.
-NO_MATTER = (*(key for key in ASIDE if key != BUDGET), *IDENTITY, "trainer.save_freq")
-NO_MATTER_IN = ("micro_batch_size", "gpu_memory_utilization")
 
 
 @dataclass(frozen=True)
@@ -149,8 +145,5 @@ def changed_settings(now: Cell, before: Cell) -> list[str]:
 def _settings(overrides: Iterable[str]) -> dict[str, str]:
     """Those that may change the numbers of a run."""
     pairs = (override.lstrip("+~").partition("=") for override in overrides)
-    return {
-        key: value
-        for key, _, value in pairs
-        if not key.startswith(NO_MATTER) and not any(part in key for part in NO_MATTER_IN)
-    }
+    ignored = (*identity.WHERE, *identity.HOW)
+    return {key: value for key, _, value in pairs if identity.changes_only(key) not in ignored}

@@ -43,7 +43,8 @@ from ragen.experiment.results import (
 from ragen.run.interrupt import Interrupt
 from ragen.run.sinks import WANDB_ID
 from ragen.store.free_name import rotate
-from ragen.store.run_folder import RunFolder, write_whole
+from ragen.store.fsync import write_whole
+from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import Cell, SummaryLog, latest_lines, recorded_cells, result_line, status_of
 
 PAUSE = 0.5  # seconds between two looks at the runs

@@ -33,7 +33,7 @@ from ragen.report.html import NARROW, SMALL, WIDE, page
 from ragen.report.runs import value_text
 from ragen.report.verdict import PREFIX, validations
 from ragen.statistics import Interval
-from ragen.store.run_folder import write_whole
+from ragen.store.fsync import write_whole
 
 MOST_LINES = 8  # in one chart
 MOST_BANDS = 3

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen.errors import ConfigError
+from ragen.extras import require
 from ragen.format import short
 from ragen.store.run_folder import RunFolder
 
@@ -151,10 +152,9 @@ def from_wandb(path: str) -> Source:
     """The history of a W&B run, `entity/project/run`; its summary where the history holds no analysis."""
     if len([part for part in path.split("/") if part]) != 3:
         raise ConfigError(f"--wandb-path {path}: takes entity/project/run")
-    try:
-        import wandb
-    except ImportError:
-        raise ConfigError("--wandb-path needs the package wandb: pip install wandb") from None
+    require("wandb")
+    import wandb
+
     try:
         run = wandb.Api().run(path)
         source = Source(_plain_name(f"{run.name}_{run.id}"), _history(run.scan_history()))

@@ -37,7 +37,7 @@ from ragen.report.gradient_data import (
     Source,
     analyses,
 )
-from ragen.store.run_folder import write_whole
+from ragen.store.fsync import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

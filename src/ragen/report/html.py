@@ -52,7 +52,8 @@ from ragen.report.verdict import (
     verdict,
 )
 from ragen.statistics import Rate, bin_order
-from ragen.store.run_folder import Metrics, RunFolder, read_episodes
+from ragen.store.episodes import read_episodes
+from ragen.store.run_folder import Metrics, RunFolder
 
 SMALL = (360, 180)
 WIDE = (700, 300)

@@ -15,13 +15,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragen.agent.episode import EpisodeState, TurnResult
+from ragen.cli import envs, main
 from ragen.env import registry
-from ragen.play import game as play
+from ragen.play import frame, person
+from ragen.play.game import Move, PlayedLevel, find_game
 from ragen.play.keyboard import answers, key_name, keys
 from ragen.terminal import in_lines
+from ragen.types import EpisodeState, TurnResult
 
-SOURCE = Path(__file__).parents[1] / "src"
+SOURCE = Path(__file__).parents[2] / "src"
 
 
 def read_keys(text: str) -> list[str]:
@@ -78,15 +80,15 @@ def test_a_closed_input_has_ended(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     with answers(interactive=False) as typed:
         assert list(typed) == []
-    assert play.play("sokoban", 0, "val", "human", show_prompt=False) == 0
+    assert main(["play", "sokoban"]) == 0
 
 
 @pytest.mark.parametrize("answer", ["[/x]", "²", "\x1b[3~", "[bold]"])
 def test_what_is_no_action_is_said_and_nothing_else(monkeypatch, capsys, answer):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{answer}\n"))
-    assert play.play("bandit", 0, "val", "human", show_prompt=False) == 0
+    assert main(["play", "bandit"]) == 0
     out = capsys.readouterr().out
-    assert "is no action here" in out
+    assert "is not an action here" in out
     assert answer.startswith("\x1b") or answer in out
 
 
@@ -101,26 +103,25 @@ def test_what_is_no_action_is_said_and_nothing_else(monkeypatch, capsys, answer)
     ],
 )
 def test_the_prompt_is_the_one_of_the_tag_s_own_training(tag, moves, words):
-    game = play.Game(*play._find(tag))
-    episode = EpisodeState(game.env.reset(0, "val"))
+    level = PlayedLevel(find_game(tag), 0, "val")
     for _ in range(moves):
-        episode, _ = game.step(episode, next(iter(game.env.action_names(episode.state).values())), seed=0)
-    shown = play._prompt_panel(game, episode).plain
+        level.act(next(iter(level.actions.values())))
+    shown = frame.prompt_text(level.game, level.episode).plain
     for text in words:
         assert text in shown
 
 
 @pytest.mark.parametrize(("tag", "total"), [("FrozenLakeV1", 5), ("SokobanV1", 5), ("CoordSokoban", 10), ("Bandit", 1)])
 def test_a_person_has_the_actions_of_the_tag_s_agents(tag, total):
-    assert play.Game(*play._find(tag)).tag.max_actions_per_traj == total
+    assert find_game(tag).tag.max_actions_per_traj == total
 
 
 def test_lines_break_between_items():
     assert in_lines(["aa", "bb", "cc"], 7) == "aa · bb\ncc"
     assert in_lines(["a long item"], 4) == "a long item"
-    items = [*play._action_keys(game := play.Game(*play._find("sokoban")), EpisodeState(game.env.reset(0, "val")))]
-    assert "\n" not in in_lines([*items, *play.KEYS], 80)
-    assert all(len(line) <= 50 for line in in_lines([*items, *play.KEYS], 50).splitlines())
+    items = [*person.action_keys(PlayedLevel(find_game("sokoban"), 0, "val")), *person.KEYS]
+    assert "\n" not in in_lines(items, 80)
+    assert all(len(line) <= 50 for line in in_lines(items, 50).splitlines())
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,8 @@ def test_lines_break_between_items():
 )
 def test_a_narrow_list_of_environments_keeps_its_numbers(width, shown):
     row = {"turns": "5", "actions": "10", "random": "17.5%", "optimal": "100.0%"}
-    lines = play._columns([{"tag": tag, **row} for tag in ("Bandit", "SokobanDifferentGridVocabulary")], width)
+    rows = [{"tag": tag, **row} for tag in ("Bandit", "SokobanDifferentGridVocabulary")]
+    lines = [line.plain for line in envs.lines(rows, width)]
     assert any(shown in line for line in lines)
     for line in lines[1:]:
         assert line.endswith("17.5%   100.0%") and len(line) <= width
@@ -137,21 +139,21 @@ def test_a_narrow_list_of_environments_keeps_its_numbers(width, shown):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("Sokoban", "did you mean sokoban?"), ("bandits", "brings several tags, play one of them: Bandit, BanditTest")],
+    [("Sokoban", "did you mean sokoban?"), ("bandits", "has several tags; name one of them: Bandit, BanditTest")],
 )
 def test_the_nearest_name_to_play(monkeypatch, name, message):
     monkeypatch.setitem(registry.ENVIRONMENTS, "bandits", registry.ENVIRONMENTS["bandit"])
     with pytest.raises(ValueError, match=re.escape(message)):
-        play._find(name)
+        find_game(name)
 
 
 def test_an_arm_that_is_not_the_better_one_is_not_won():
-    game = play.Game(*play._find("bandit"))
-    start = EpisodeState(game.env.reset(0, "val"))
-    verdicts = {
-        play._verdict(game.step(start, word, seed=0)[0]).plain for word in game.env.action_names(start.state).values()
-    }
-    assert verdicts == {"solved after 1 action", "not won after 1 action"}
+    endings = set()
+    for word in PlayedLevel(find_game("bandit"), 0, "val").actions.values():
+        level = PlayedLevel(find_game("bandit"), 0, "val")
+        level.act(word)
+        endings.add(frame.frame(level)[-3].plain)
+    assert endings == {"solved after 1 action", "not won after 1 action"}
 
 
 def play_in_terminal(*typed: str, rows: int, columns: int) -> list[str]:
@@ -186,19 +188,20 @@ def test_a_small_terminal_shows_whole_frames_one_in_place_of_the_other():
     keys = ("u", "\x1b[3~", "p", "q", *"aaaaaaaaaa", "q")
     first, *frames = play_in_terminal(*keys, rows=15, columns=50)
     assert first == "\x1b[?1049h"
-    for frame in frames:
-        rows = frame.partition("\x1b[?1049l")[0].split("\n")
+    for shown in frames:
+        rows = shown.partition("\x1b[?1049l")[0].split("\n")
         assert len(rows) <= 15 and max(map(len, rows)) <= 50
     assert "nothing to undo" in frames[1]
-    assert "Delete is no action here" in frames[2]
+    assert "Delete is not an action here" in frames[2]
     assert "page 1 of " in frames[3] and "turn by turn" in frames[3]
     assert "#XP_##" in frames[-1] and "not solved (out of actions) after 10 actions" in frames[-1]
 
 
 def shown_table(*turns: TurnResult) -> str:
     console = Console(file=io.StringIO(), width=100)
-    path = [(EpisodeState(None), "", None), *((EpisodeState(None), "Up", turn) for turn in turns)]
-    console.print(play._result_table(path))
+    level = PlayedLevel(find_game("sokoban"), 0, "val")
+    level.moves = [Move("Up", turn, EpisodeState(None)) for turn in turns]
+    console.print(frame.move_table(level))
     return console.file.getvalue()
 
 
@@ -210,16 +213,16 @@ def test_a_penalty_has_a_column_of_its_own():
 
 @pytest.mark.parametrize(("reward", "text"), [(-0.1, "-0.1"), (0.17, "+0.17"), (10.9, "+10.9"), (-0.0, "+0.0")])
 def test_two_decimals_where_they_say_something(reward, text):
-    assert play._points(reward) == text
+    assert frame.points(reward) == text
 
 
 def test_a_gamble_has_no_certain_plan():
     for seed in range(8):  # the risky arm is listed first or second
-        said = play._optimum(play.Game(*play._find("bandit")), seed, "val")
+        said = frame.optimum(find_game("bandit"), seed, "val")
         assert "optimal play starts with" in said and "100%" in said
-    assert "(1 action, " in play._optimum(play.Game(*play._find("sokoban")), one_move_level(), "val")
+    assert "(1 action, " in frame.optimum(find_game("sokoban"), one_move_level(), "val")
 
 
 def one_move_level() -> int:
-    env = play.Game(*play._find("sokoban")).env
+    env = find_game("sokoban").env
     return next(seed for seed in range(500) if len(env.shortest_plan(env.reset(seed, "val"))) == 1)

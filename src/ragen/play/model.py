@@ -1,9 +1,8 @@
-"""`ragen play ENV --agent MODEL`: a model plays a level, and one reads its reply token by token.
+"""`ragen play ENV --agent MODEL`: a model plays a level, and its reply is shown token by token.
 
-    ragen play sokoban --agent pocket
-    ragen play frozenlake --agent checkpoints/RAGEN/pocket-frozenlake --temperature 0.5
+    play("sokoban", seed=0, split="val", agent="pocket", show_prompt=False, temperature=0.5)
 
-The level is played as an evaluation would play it: the same prompts, rules and limits (`evaluate.setting`).
+The level is played as in an evaluation: the same prompts, rules and limits (`evaluate.setting`).
 """
 
 import math
@@ -13,22 +12,22 @@ from pathlib import Path
 
 from rich.text import Text
 
-from ragen.agent.episode import EpisodeState
 from ragen.config.pocket_defaults import PACKAGED
 from ragen.engine.base import Prompt, Sampled
-from ragen.env.base import Action, Environment
-from ragen.errors import nearest_of
+from ragen.env.base import Action
+from ragen.errors import ConfigError, nearest_of
 from ragen.evaluate.models import LocalModel, local_model
 from ragen.evaluate.setting import Setting, Wanted, settings
-from ragen.play.game import PLAYERS, STYLES_OF_WORDS, VERDICTS
+from ragen.play.frame import board, ending
+from ragen.play.game import PLAYERS
 from ragen.rollout.collect import GroupRequest, PlayedEpisode, World
 from ragen.terminal import Screen
 from ragen.types import Turn
 
-THOUGHT, ANSWER = "dim", "bold"
+THOUGHT, ANSWER, PROMPT = "dim", "bold", "magenta"
 
 
-def watch(environment: str, seed: int, split: str, agent: str, show_prompt: bool, temperature: float) -> int:
+def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool, temperature: float) -> int:
     """Show one level. Returns the exit status."""
     model, setting = _prepare(environment, agent, temperature)
     config, tag = setting.config, setting.config.es_manager.val.env_configs.tags[0]
@@ -46,18 +45,18 @@ def watch(environment: str, seed: int, split: str, agent: str, show_prompt: bool
     sampling = validation_sampling(config)
     shown = ShownEpisode(world, request, screen, model.label, sampling.max_tokens, show_prompt)
     engine.run([shown], sampling)
-    shown.tell_end()
+    shown.print_end()
     return 0
 
 
 def _prepare(environment: str, agent: str, temperature: float) -> tuple[LocalModel, Setting]:
-    """Everything that can be wrong with the words, before anything heavy is loaded."""
+    """Check every argument before anything heavy is loaded."""
     if not (temperature >= 0 and math.isfinite(temperature)):
-        raise ValueError(f"--temperature {temperature}: must be 0 (greedy) or more")
+        raise ConfigError(f"--temperature {temperature}: must be 0 (greedy) or more")
     model = local_model(agent)
     if "/" not in agent and agent not in PACKAGED and not Path(agent).is_dir():
         known = [*PLAYERS, *PACKAGED]
-        raise ValueError(f"--agent {agent}: no player, model or folder of this name{nearest_of(agent, known)}")
+        raise ConfigError(f"--agent {agent}: no player, model or directory with this name{nearest_of(agent, known)}")
     wanted = Wanted([model], environments=[environment], episodes=1, samples=1, temperature=temperature)
     return model, settings(wanted)[0]
 
@@ -71,13 +70,11 @@ class ShownEpisode(PlayedEpisode):
         super().__init__(world, request, member=0, draws=("play", request.seed))
         self.screen, self.label, self.max_tokens, self.show_prompt = screen, label, max_tokens, show_prompt
 
-    # --- what the engine says -----------------------------------------------------------------------------------
-
     def prompt(self) -> Prompt | None:
         prompt = super().prompt()
         self.ids, self.text = [], ""
         if prompt is not None:
-            self._tell_turn()
+            self._print_turn()
         return prompt
 
     def heard(self, id_: int, log_prob: float) -> None:
@@ -99,28 +96,25 @@ class ShownEpisode(PlayedEpisode):
         self.screen.print()
         self.screen.print(outcome_text(self.turns[-1], names), style="yellow", soft_wrap=True)
 
-    # --- what is printed ----------------------------------------------------------------------------------------
-
-    def _tell_turn(self) -> None:
+    def _print_turn(self) -> None:
         if not self.turns:
             title = f" level {self.request.seed} of {self.request.split}, played by {self.label}"
             self.screen.print(Text.assemble((self.world.name, "bold"), title))
             if self.show_prompt:
-                self.screen.print(Text(self.world.view.system_text, "magenta"), soft_wrap=True)
+                self.screen.print(Text(self.world.view.system_text, PROMPT), soft_wrap=True)
         self.screen.print()
         self.screen.print(Text(f"turn {len(self.turns) + 1} of {self.world.rules.max_turn}", "bold"))
-        self.screen.print(coloured(self.world.env, self.episode))
+        self.screen.print(board(self.world.env, self.episode))
         if self.show_prompt:
-            self.screen.print(Text(self.turn_text, "magenta"), soft_wrap=True)
+            self.screen.print(Text(self.turn_text, PROMPT), soft_wrap=True)
         self.screen.print(Text(self.world.view.prompt.reply_prefix(), THOUGHT), end="")
 
-    def tell_end(self) -> None:
+    def print_end(self) -> None:
         end = self.episode
-        verdict = "solved" if end.success else VERDICTS.get(end.ended_by, "not solved (context full)")
         numbers = f" after {end.num_actions} actions in {end.num_turns} turns, reward {end.reward + end.penalty:+.1f}"
         self.screen.print()
-        self.screen.print(coloured(self.world.env, end))
-        self.screen.print(Text.assemble((verdict, "bold green" if end.success else "bold red"), numbers))
+        self.screen.print(board(self.world.env, end))
+        self.screen.print(Text.assemble(ending(end), numbers))
 
 
 def outcome_text(turn: Turn, names: Mapping[Action, str]) -> str:
@@ -130,17 +124,3 @@ def outcome_text(turn: Turn, names: Mapping[Action, str]) -> str:
     penalty = f", penalty {result.penalty:+.1f}" if result.penalty else ""
     cut = ", reply cut off" if turn.stopped_by == "length" else ""
     return f"→ {words}: reward {result.reward:+.1f}{penalty}{cut}"
-
-
-def coloured(env: Environment, episode: EpisodeState) -> Text:
-    """The observation, its symbols in colour where it is a drawn board."""
-    text = Text(env.render(episode.state))
-    symbols = env.symbols()
-    place = 0
-    for line in text.plain.split("\n"):
-        if line.split() and all(cell in symbols for cell in "".join(line.split())):
-            for index, cell in enumerate(line):
-                if cell in symbols:
-                    text.stylize(STYLES_OF_WORDS.get(symbols[cell], ""), place + index, place + index + 1)
-        place += len(line) + 1
-    return text

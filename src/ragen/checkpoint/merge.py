@@ -15,16 +15,18 @@ from pathlib import Path
 
 import torch
 
+from ragen.checkpoint.model_folder import check_is_free, write_model_folder
+from ragen.checkpoint.parts import part_of
 from ragen.errors import ConfigError
+from ragen.format import size_text
 from ragen.model import lora
 from ragen.model.load import Source, converted, find_model, load_model
 from ragen.store import manifest as disk
-from ragen.store.checkpoint import check_is_free, part_of, size_text, write_model_folder
 from ragen.store.lineage import run_of
 
 
 @dataclass(frozen=True)
-class Plan:
+class MergePlan:
     """What would be written."""
 
     source: Source
@@ -35,7 +37,7 @@ class Plan:
     def __str__(self) -> str:
         folder, base = self.source.folder, self.source.base
         assert base is not None
-        others = "" if lora.is_of(folder, base.digest) else " (with other weights than the adapter was trained on)"
+        others = "" if lora.is_of(folder, base.digest) else " (not the weights that the adapter was trained on)"
         return (
             f"adapter: {folder}\n"
             f"base: {base.name}{others}\n"
@@ -43,7 +45,7 @@ class Plan:
         )
 
 
-def plan(checkpoint: Path, output: Path | None = None, base: str | None = None) -> Plan:
+def plan(checkpoint: Path, output: Path | None = None, base: str | None = None) -> MergePlan:
     """What a merge would write, after all that can be checked without loading the weights.
 
     `base` stands for the model that the adapter itself names.
@@ -55,12 +57,12 @@ def plan(checkpoint: Path, output: Path | None = None, base: str | None = None) 
     output = output or checkpoint.with_name(f"{checkpoint.name}_merged")
     check_is_free(output)
     dtype, num_parameters = _kind(source)
-    planned = Plan(source, output, dtype, num_parameters * dtype.itemsize)
+    planned = MergePlan(source, output, dtype, num_parameters * dtype.itemsize)
     _check_space(planned)
     return planned
 
 
-def merge(planned: Plan) -> Path:
+def merge(planned: MergePlan) -> Path:
     """Load the base, merge the adapter into it and write the result."""
     loaded = load_model(planned.source, "cpu")  # merged there, in float32
     loaded.model.to(planned.dtype)
@@ -70,7 +72,7 @@ def merge(planned: Plan) -> Path:
 
 def _source(checkpoint: Path, base: str | None) -> Source:
     if not checkpoint.is_dir():
-        raise ConfigError(f"{checkpoint} is no folder; name {_WANTED}")
+        raise ConfigError(f"{checkpoint} is not a directory; give {_WANTED}")
     if (checkpoint / disk.MANIFEST).exists():
         manifest = disk.check(checkpoint, every_byte=True)
         if "actor" not in manifest.contents:
@@ -78,10 +80,8 @@ def _source(checkpoint: Path, base: str | None) -> Source:
     folders = (checkpoint, checkpoint / "actor")
     if not any((folder / lora.CONFIG).exists() for folder in folders):
         if any((folder / "config.json").exists() for folder in folders):
-            raise ConfigError(
-                f"{checkpoint} holds all weights and no adapter: there is nothing to merge, it opens as it is"
-            )
-        raise ConfigError(f"{checkpoint} holds no adapter; name {_WANTED}")
+            raise ConfigError(f"{checkpoint} holds all weights and no adapter: there is nothing to merge")
+        raise ConfigError(f"{checkpoint} holds no adapter; give {_WANTED}")
     return converted(find_model(str(checkpoint), base))
 
 
@@ -99,7 +99,7 @@ def _kind(source: Source) -> tuple[torch.dtype, int]:
     return dtype, sum(parameter.numel() for parameter in model.parameters())
 
 
-def _check_space(planned: Plan) -> None:
+def _check_space(planned: MergePlan) -> None:
     there = next(path for path in planned.output.absolute().parents if path.is_dir())
     if shutil.disk_usage(there).free < planned.num_bytes:
         reason = f"{os.strerror(errno.ENOSPC)}: {size_text(planned.num_bytes)} are needed"

@@ -36,7 +36,7 @@ def no_effect(*words, rl_or_sft="sft"):
     ],
 )
 def test_the_counterpart_in_fine_tuning_is_named(word, counterpart):
-    told = f"fine-tuning reads sft.training.{counterpart} in its place"
+    told = f"fine-tuning reads sft.training.{counterpart} instead"
     assert no_effect(word) == {word.partition("=")[0]: told}
     assert f"sft.training.{counterpart}" in FIELDS
 
@@ -61,7 +61,7 @@ def test_what_fine_tuning_reads_is_not_listed(word):
     assert no_effect(word) == {}
 
 
-def test_a_reason_of_its_own_stays():
+def test_the_reason_in_the_schema_stays():
     told = no_effect("actor_rollout_ref.actor.use_torch_compile=True")
     assert told == {"actor_rollout_ref.actor.use_torch_compile": "entropy is computed in chunks, without compilation"}
 
@@ -118,8 +118,8 @@ def test_keys_with_one_reason_share_a_line(capsys):
              "trainer.max_actor_ckpt_to_keep=1", "algorithm.adv_estimator=gae"]  # fmt: skip
     assert main(["sft", *words, "--dry-run"]) == 0
     told = capsys.readouterr().out.replace("\n#     ", " ")
-    place = "fine-tuning reads sft.training.epochs in its place"
-    assert f"#   trainer.total_training_steps, training.total_epochs: {place}\n" in told
+    instead = "fine-tuning reads sft.training.epochs instead"
+    assert f"#   trainer.total_training_steps, training.total_epochs: {instead}\n" in told
     assert f"#   trainer.max_actor_ckpt_to_keep, algorithm.adv_estimator: {ONLY_RL}\n" in told
 
 

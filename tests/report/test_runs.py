@@ -13,24 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragen.cli.runs import age, compare_runs, list_lines, list_runs
 from ragen.config.schema import Config
 from ragen.errors import ConfigError
-from ragen.report.runs import (
-    Value,
-    age,
-    compare_runs,
-    difference,
-    different_settings,
-    find_runs,
-    list_runs,
-    read_run,
-    status_of,
-    table,
-    values_of,
-)
+from ragen.report.runs import Value, difference, different_settings, find_runs, read_run, status_of, values_of
 from ragen.store.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TAG = "CoordSokoban"
 
 
@@ -119,8 +108,9 @@ def test_status(place):
     folder.write_finished("early_stopped", 20, "low_validation_success", "so low")
     run = read_run("a", folder)
     assert (run.status, run.rule) == ("stopped early", "low_validation_success")
-    folder.owner_path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "started": "7"}))
-    assert read_run("a", folder).status == "running on elsewhere"
+    with folder.owned():
+        folder.owner_path.write_text("process 1 on elsewhere\n")
+        assert read_run("a", folder).status == "running on elsewhere"
     short = make_run(place / "b", [0.1], total=20)
     assert status_of(short, short.read_metrics(), {"status": "finished"}, 20) == ("finished", ""), "its record says so"
     short.append_metrics(5, {"early_stopped/empty_filtered_steps": 1.0})
@@ -138,7 +128,7 @@ def test_status(place):
             lambda folder: folder.metrics_path.write_bytes(b'{"step": 1}\n{"ste'),
             "the last line of metrics.jsonl is torn",
         ),
-        (lambda folder: folder.metrics_path.write_bytes(b"\x00\n"), "line 1 of metrics.jsonl cannot be read"),
+        (lambda folder: folder.metrics_path.write_bytes(b"\x00\n"), "line 1 of metrics.jsonl is not valid"),
         (lambda folder: (folder.metrics_path.unlink(), folder.metrics_path.mkdir()), "metrics.jsonl cannot be read"),
         (lambda folder: folder.finished_path.write_text("{"), "finished.json cannot be read"),
     ],
@@ -154,10 +144,11 @@ def test_a_broken_folder_is_listed_with_what_is_wrong(place, capsys, damage, pro
     assert lines[2].startswith("ragen/a: ") and problem in lines[2]
 
 
-def test_an_odd_owner_is_nobody(place):
+def test_an_owner_that_is_gone_is_nobody(place):
     folder = make_run(place / "a", [0.1])
-    folder.owner_path.write_text(json.dumps({"pid": "x", "host": socket.gethostname(), "started": "1"}))
+    folder.owner_path.write_text(f"process 1 on {socket.gethostname()}\n")
     assert read_run("a", folder).status == "interrupted"
+    assert folder.owner_path.read_text().startswith("process 1"), "a reader changes nothing"
 
 
 def test_a_line_that_is_being_written_is_no_problem(place):
@@ -209,14 +200,14 @@ def test_lines_fit_the_terminal_and_keep_what_matters(width, name_length, status
         "name": "n" * name_length, "env": "CoordSokoban", "model": "Qwen2.5-3B-Instruct", "estimator": "grpo",
         "step": "100/400", "status": status, "success": "37.5 % [27.5, 47.5]", "best": "50.0 % @10", "age": "12 min",
     }  # fmt: skip
-    lines = table([row, row], {key: key for key in row}, width)
+    lines = list_lines([row, row], {key: key for key in row}, width)
     room_for_all = 8 + 13 + 19 + 4
     assert max(map(len, lines)) <= max(width, room_for_all)
     for line in lines[1:]:
         assert "37.5 % [27.5, 47.5]" in line.plain
         assert status.partition(":")[0] in line.plain
         assert line.plain.startswith("n" * min(name_length, 7))
-    widest = table([row], {key: key for key in row}, None)[1].plain
+    widest = list_lines([row], {key: key for key in row}, None)[1].plain
     assert all(text in widest for text in row.values())
 
 
@@ -226,12 +217,12 @@ def test_another_metric_and_unknown_names(place, capsys):
     out = capsys.readouterr().out
     assert "actor/entropy" in out and "0.4" in out and "0.5 @0" in out
     with pytest.raises(
-        ConfigError, match="--metric actor/entropie: no run has measured it; did you mean actor/entropy"
+        ConfigError, match="--metric actor/entropie: no run has this metric; did you mean actor/entropy"
     ):
         list_runs([], metric="actor/entropie")
     with pytest.raises(ConfigError, match=r"--sort sucess: must be one of age, name.*did you mean success"):
         list_runs([], sort="sucess")
-    with pytest.raises(ConfigError, match="nowhere: no such folder"):
+    with pytest.raises(ConfigError, match="nowhere: no such directory"):
         list_runs(["nowhere"])
 
 
@@ -352,7 +343,7 @@ def test_why_there_is_no_difference(place):
     assert difference(*runs, TAG) == (None, "a has no stored episodes of its last validation")
     write_outcomes(first, 0, [(1, True), (1, False)])
     write_outcomes(second, 0, [(1, True)])
-    assert difference(*runs, TAG) == (None, "a played levels more than once, which makes no pairs")
+    assert difference(*runs, TAG) == (None, "a played levels more than once: no pairs")
     write_outcomes(first, 0, [(1, True)], board="another")
     assert difference(*runs, TAG) == (None, "no level was played by both")
     (first.episodes_path / "val-000000.jsonl.gz").write_bytes(b"garbage")
@@ -399,8 +390,8 @@ def test_runs_that_cannot_be_told_or_found(place):
     make_run(place / "x/same", [0.1])
     make_run(place / "y/same", [0.1])
     for words, message in (
-        (["same", "x/same"], "run same: there are several, x/same, y/same"),
-        (["x/sam", "x/same"], "run x/sam: no such run or run folder; did you mean x/same?"),
+        (["same", "x/same"], "run same: several runs match: x/same, y/same"),
+        (["x/sam", "x/same"], "run x/sam: no such run or run directory; did you mean x/same?"),
         (["x/same"], "--compare x/same: name at least two runs"),
     ):
         with pytest.raises(ConfigError, match=message.replace("?", "[?]")):
@@ -420,7 +411,7 @@ def test_the_command_in_a_pipe_and_from_another_folder(place, tmp_path):
     both = ragen("runs", "--compare", "ragen/a", "ragen/a", cwd=ROOT, RAGEN_CALLER_DIR=str(place))
     assert both.returncode == 0 and "settings: no difference" in both.stdout
     bad = ragen("runs", "nowhere", cwd=tmp_path)
-    assert (bad.returncode, bad.stdout) == (2, "") and "no such folder" in bad.stderr
+    assert (bad.returncode, bad.stdout) == (2, "") and "no such directory" in bad.stderr
 
 
 def test_colours_are_for_terminals_that_want_them(place, tmp_path):

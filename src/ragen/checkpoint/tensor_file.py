@@ -35,7 +35,7 @@ _DTYPES = {
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
     """Write and sync a file; returns its size and CRC-32."""
-    # The widest numbers first, so that each tensor lies where its type may lie.
+    # The widest types first, so that every tensor is aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
     header = _header(ordered)
     size, crc32 = len(header), zlib.crc32(header)

@@ -1,6 +1,5 @@
 """The embedded model's own settings: over dialect and recipe, under what is typed."""
 
-import subprocess
 
 import pytest
 
@@ -72,13 +71,3 @@ def test_with_a_gpu_the_weights_decide(monkeypatch, tmp_path):
     snapshot.mkdir(parents=True)
     (snapshot / "model.safetensors").touch()
     assert resolved(monkeypatch, "sokoban", gpu=True, environ=offline).config.model_path == default_model.QWEN
-
-
-@pytest.mark.parametrize(("status", "listed", "there"), [(0, "GPU 0: H200", True), (0, "", False), (9, "GPU", False)])
-def test_the_driver_is_asked_for_gpus(monkeypatch, status, listed, there):
-    monkeypatch.setattr(default_model.shutil, "which", lambda name: "/bin/nvidia-smi")
-    answer = subprocess.CompletedProcess([], status, stdout=listed)
-    monkeypatch.setattr(default_model.subprocess, "run", lambda *a, **k: answer)
-    assert default_model.has_gpu() is there
-    monkeypatch.setattr(default_model.shutil, "which", lambda name: None)
-    assert default_model.has_gpu() is False
