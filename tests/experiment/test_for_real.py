@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ragen.experiment.results import status_of
+from ragen.store.sweep_results import status_of
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("--kl-values", "0,0.01", "--model", "pocket", "--gpus=cpu,cpu", "--steps", "3", "--cooldown=0")

@@ -25,6 +25,7 @@ from ragen.store import manifest
 from ragen.store.lineage import MERGED, holds_model, is_tuning, newest_checkpoint, run_of
 from ragen.store.locate import CHECKPOINT, find_folder, is_path, started_in
 from ragen.store.run_folder import RunFolder
+from ragen.store.sweep_results import read_record, record_path
 
 READ = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")  # weights, configs, tokenizers and chat templates
 
@@ -168,13 +169,11 @@ def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: N
 
     Runs without one are noted: they are not done, or have saved nothing.
     """
-    from ragen.experiment.compare import read_study
-    from ragen.experiment.results import record_path
-
     if not record_path(log).is_file():
         raise ConfigError(f"{log}: not the log of an experiment; `ragen sweep` writes one, with a .json beside it")
-    trials = [trial for setting in read_study(record_path(log)).settings for trial in setting.trials]
-    models = [(trial.cell.name, model_of_run(trial.run.folder.path)) for trial in trials]
+    record = read_record(record_path(log))
+    cells = [cell for cells in record.by_setting().values() for cell in cells]
+    models = [(cell.name, model_of_run(record.run_folder(cell))) for cell in cells]
     found = [model for _, model in models if model is not None]
     without = f"{log}: no checkpoint of {', '.join(name for name, model in models if model is None)}"
     if not found:
