@@ -240,10 +240,10 @@ class Checkout:
         if path.name.endswith((".jsonl", ".jsonl.gz")):
             raw = path.read_bytes()
             text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
-            return [digest(self.without_paths(line).encode()) for line in text.splitlines()]
-        if (
-            path.suffix in (".json", ".jinja", ".txt") and path.name != "manifest.json"
-        ):  # that one has checksums of seconds
+            records = [json.loads(self.without_paths(line)) for line in text.splitlines()]
+            return [digest(json.dumps(record, sort_keys=True).encode()) for record in records]  # keys in any order
+        # A manifest has checksums of seconds.
+        if path.suffix in (".json", ".jinja", ".txt") and path.name != "manifest.json":
             return digest(self.without_paths(path.read_text()).encode())
         if path.suffix == ".parquet":
             return digest(path.read_bytes())

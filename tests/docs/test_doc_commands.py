@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ragen.cli import _parser, _train_parser, main
+from ragen.cli import main, train, verb_module
 from ragen.config.compose import resolve
 from ragen.experiment.command import sweep
 from ragen.store.run_folder import RunFolder
@@ -46,8 +46,8 @@ def test_what_is_trained_resolves(page, words, has_gpu, monkeypatch):
     monkeypatch.setattr("ragen.config.default_model.has_gpu", lambda: has_gpu)
     if words == ["--help"]:
         return
-    options = _train_parser().parse_intermixed_args(words)
-    resolve(options.words, options.config_name, options.config_dir, environ={})
+    options = train.parser().parse_intermixed_args(words)
+    resolve(options.overrides, options.config_name, options.config_dir, environ={})
 
 
 @pytest.mark.parametrize(("page", "words"), OTHERS, ids=[f"{page}: {' '.join(words)}" for page, words in OTHERS])
@@ -62,7 +62,7 @@ def test_other_commands_are_understood(page, words, tmp_path, monkeypatch):
                 (tmp_path / word / "actor/config.json").touch()
         assert main([*words, "--dry-run"]) == 0
     else:
-        _parser().parse_args(words)
+        verb_module(words[0]).parser().parse_args(words[1:])
 
 
 def test_commands_were_found_at_all():

@@ -50,7 +50,9 @@ def test_a_base_that_is_no_longer_there_is_no_name_on_the_hub(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path / "here")
     place = "trainer.default_local_dir=runs/one"
     model = trained(tmp_path / "runs", "one", f"model_path={base}", place)
-    with pytest.raises(ConfigError, match=rf"run {tmp_path}/runs/one began from {re.escape(base)}, which exists neither here"):
+    with pytest.raises(
+        ConfigError, match=rf"run {tmp_path}/runs/one began from {re.escape(base)}, which exists neither here"
+    ):
         with_bases([model])
 
 

@@ -16,9 +16,8 @@ from ragen.evaluate.command import EXAMPLES, command, how_to_resume, parser, rea
 from ragen.evaluate.models import LocalModel, ServerModel, local_model, models_of_experiment
 from ragen.evaluate.run import Evaluation
 from ragen.evaluate.setting import settings
-from ragen.experiment.cell import Options
-from ragen.experiment.cell import words as words_of
-from ragen.experiment.plan import expand
+from ragen.experiment.expand import expand
+from ragen.experiment.plan import Options, overrides_on
 from ragen.experiment.results import write_record
 from ragen.store.manifest import Manifest, write_manifest
 
@@ -259,7 +258,9 @@ def test_going_on_does_not_begin_anew(tmp_path, monkeypatch, capsys, end, status
     monkeypatch.setattr("ragen.evaluate.run.evaluate", evaluate)
     assert main(["eval", "pocket", "--fresh", "--output", "not--fresh", "--env", "sokoban"]) == status
     said = capsys.readouterr().err
-    assert "run the same command without --fresh to resume: ./ragen eval pocket --output not--fresh --env sokoban" in said
+    assert (
+        "run the same command without --fresh to resume: ./ragen eval pocket --output not--fresh --env sokoban" in said
+    )
 
 
 def test_going_on_is_the_same_command():
@@ -304,7 +305,7 @@ def test_an_experiment_is_every_one_of_its_runs(tmp_path, monkeypatch):
 def test_model_scaling_leaves_what_can_be_evaluated():
     for model in ("pocket", "Qwen/Qwen2.5-0.5B-Instruct"):
         (cell,) = expand("model_scaling", Options(gpus=("cpu",), steps=3, settings=(("model", model),))).cells
-        config = resolve([*cell.start, *words_of(cell, ("cpu",))], environ={}).config
+        config = resolve([*cell.start, *overrides_on(cell, ("cpu",))], environ={}).config
         assert config.trainer.save_freq > 0, "the last step is then saved, whatever its number"
 
 

@@ -1,6 +1,8 @@
 """JSON lines: what they hold, what is left out on request, and the same episodes back."""
 
 import json
+import math
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from ragen.config.compose import resolve
 from ragen.config.schema import Output
 from ragen.engine.native.engine import NativeEngine
 from ragen.errors import ConfigError
+from ragen.evaluate.metrics import outcome_of
 from ragen.evaluate.output import (
     BATCH_KEYS,
     check_keys,
@@ -55,6 +58,25 @@ def test_lines_read_back_are_the_same_episodes(pocket, tmp_path, tag, words):
         tmp_path / "lines.jsonl", [record_of(episode, world, f"traj_{i}") for i, episode in enumerate(episodes)]
     )
     assert [episode_of(line, world) for line in read_lines(tmp_path / "lines.jsonl")] == episodes
+
+
+def test_a_missing_or_damaged_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="file not found"):
+        read_lines(tmp_path / "lines.jsonl")
+    (tmp_path / "lines.jsonl").write_text('{"custom_id": "traj_0"}\n{"custom_id"')
+    with pytest.raises(ConfigError, match=r"last line of lines\.jsonl is torn"):
+        read_lines(tmp_path / "lines.jsonl")
+
+
+def test_an_endless_reward_is_text_in_a_line_and_a_number_again_when_read(pocket):
+    (episode, *_), world = played(pocket, "SimpleSokoban")
+    first = replace(episode.turns[0], result=replace(episode.turns[0].result, reward=-math.inf))
+    final = replace(episode.final, reward=-math.inf)
+    endless = replace(episode, turns=(first, *episode.turns[1:]), final=final)
+    record = json.loads(json.dumps(record_of(endless, world), allow_nan=False))
+    assert record["rewards"][0] == record["turns"][0]["reward"] == record["metadata"]["total_reward"] == "-inf"
+    assert outcome_of(record).score == -math.inf
+    assert episode_of(record, world) == endless
 
 
 def test_the_reward_stands_at_its_own_turn(pocket):

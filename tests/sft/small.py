@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from ragen.api import run_config
-from ragen.run.prepare import prepare
 from ragen.config.schema import Config
+from ragen.run.prepare import prepare
 
 WORDS = (
     "rl_or_sft=sft",

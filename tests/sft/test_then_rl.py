@@ -14,9 +14,8 @@ import pytest
 from recorded_runs import all_keys, watched_configs
 from small import Pressed
 
-from ragen import cli
 from ragen.api import run_config
-from ragen.cli import main
+from ragen.cli import main, train
 from ragen.config.compose import resolve
 from ragen.config.tree import leaves
 from ragen.config.unused_keys import NOT_IN_SFT
@@ -304,7 +303,7 @@ def test_who_comes_second_waits_for_the_model(busy, monkeypatch, capsys):
     with pytest.raises(Killed):
         run_config(config_of("actor_rollout_ref.actor.optim.lr=1e-5"))
     said = capsys.readouterr().err
-    assert len(polls) == 3 and said.count(f"waiting for process") == 1
+    assert len(polls) == 3 and said.count("waiting for process") == 1
     assert f"fine-tuning: already finished with these settings, in {SFT}\n" in said
 
 
@@ -378,21 +377,22 @@ def test_a_recipe_may_name_it(tmp_path):
 def test_two_models_are_refused(capsys, key):
     assert main(["train", "sokoban", "rl_or_sft=sft_then_rl", "sft.training.base_model=a/b", f"{key}=c/d"]) == 2
     said = capsys.readouterr().err
-    assert f"sft.training.base_model=a/b and {key}=c/d" in said and "name it once" in said
+    assert f"{key}=c/d" in said and "a/b" in said and "sft.training.base_model" in said
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("word", "code"),
     [
-        ("sft.training.num_gpus=2", "sft.training.num_gpus=2, but with rl_or_sft=sft_then_rl it is 1"),
-        ("sft.training.epochs=0", "sft.training.epochs=0: must be at least 1"),
-        ("ppo_mini_batch_size=9", "ppo_mini_batch_size=9 is larger than the batch"),
-        ("es_manager.val.env_configs.tags=[Bandit,FrozenLake]", "there is no fine-tuning data for bandit, frozen_lake"),
+        ("sft.training.num_gpus=2", "fine-tuning"),
+        ("sft.training.epochs=0", "range"),
+        ("ppo_mini_batch_size=9", "mini-batch"),
+        ("es_manager.val.env_configs.tags=[Bandit,FrozenLake]", "no-demonstrations"),
     ],
 )
-def test_both_halves_are_checked(word, message):
-    with pytest.raises(ConfigError, match=message):
+def test_both_halves_are_checked(word, code):
+    with pytest.raises(ConfigError) as caught:
         config_of(word)
+    assert caught.value.code == code
 
 
 def test_the_plan_shows_both_and_where_rl_starts(done, copied, capsys):
@@ -421,7 +421,7 @@ def test_the_plan_of_one_half(copied, capsys):
     assert "sft: training: 3 epochs" in tuning and "rl: " not in tuning and "training levels" not in tuning
     assert f"rl: starts from {SFT}/merged_model\n" in training and "sft: " not in training
     early = plan("sft.training.epochs=3", "--stage", "rl")
-    assert f"rl: starts from {SFT}-2/merged_model, which is not there yet: run --stage sft first\n" in early
+    assert f"rl: starts from {SFT}-2/merged_model, which does not exist yet: run --stage sft first\n" in early
 
 
 def test_without_its_merged_model_plan_and_run_go_elsewhere(copied, monkeypatch):
@@ -481,7 +481,7 @@ def test_other_runs_have_no_stages(capsys, more):
 
 
 def test_the_command_that_takes_less_memory_is_the_whole_one():
-    options = cli._train_parser().parse_intermixed_args([*WORDS, "--stage=sft"])
-    options.arguments = [*WORDS, "--stage=sft"]
-    command = cli._command(options, ["sft.training.micro_batch_size=2"])
+    typed = [*WORDS, "--stage=sft"]
+    options = train.parser().parse_intermixed_args(typed)
+    command = train.smaller_command(options, typed, ["sft.training.micro_batch_size=2"])
     assert command.endswith(" sft.training.micro_batch_size=2") and "--stage" not in command

@@ -23,7 +23,7 @@ from ragen.types import Turn
 NUM_LEVELS_COMPARED = 16
 
 
-class Prompt(ABC):
+class PromptStyle(ABC):
     """The texts of one tag. All but the states is known before the first level."""
 
     def __init__(self, env: Environment, tag: Tag, rules: AgentRules, reply_limit: int):
@@ -72,7 +72,7 @@ class Prompt(ABC):
         return f"{think}<answer>{answer}</answer>"
 
 
-class FullPrompt(Prompt):
+class FullPrompt(PromptStyle):
     """Explains the game, the limits and the format, and repeats the format with each turn."""
 
     def system_text(self) -> str:
@@ -122,7 +122,7 @@ class FullPrompt(Prompt):
         )
 
 
-class TersePrompt(Prompt):
+class TersePrompt(PromptStyle):
     """One line of system text; each turn is the state and its counters."""
 
     def system_text(self) -> str:
@@ -150,7 +150,7 @@ class TersePrompt(Prompt):
         )
 
 
-STYLES: dict[str, type[Prompt]] = {"full": FullPrompt, "terse": TersePrompt}
+STYLES: dict[str, type[PromptStyle]] = {"full": FullPrompt, "terse": TersePrompt}
 
 
 def _actions_of_every_level(env: Environment) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ in `full`, where dropping tokens would break the sequence, is flagged and not cu
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ragen.agent.prompt import Prompt
+from ragen.agent.prompt import PromptStyle
 from ragen.agent.template import ChatTemplate
 from ragen.types import Turn
 
@@ -32,7 +32,7 @@ class View:
     """The part that is the same for every turn."""
 
     chat: ChatTemplate
-    prompt: Prompt
+    prompt: PromptStyle
     system_text: str
     num_turns_in_view: int  # AgentRules.num_turns_in_view
     max_prompt_tokens: int  # max_model_len minus the reply limit

@@ -60,12 +60,12 @@ class AdvantageSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
+class AdvantageEstimate:
     advantages_T: Tensor
     returns_T: Tensor | None  # the critic's targets; only `gae` has them
 
 
-def gae(experience: Experience, settings: AdvantageSettings) -> Estimate:
+def gae(experience: Experience, settings: AdvantageSettings) -> AdvantageEstimate:
     """Generalised advantage estimation (arXiv 1506.02438), whitened."""
     if experience.values_T is None:
         raise ValueError("gae needs the critic's value of each token: pass values_T to Experience")
@@ -75,46 +75,46 @@ def gae(experience: Experience, settings: AdvantageSettings) -> Estimate:
         rewards_T, ends_T = _turn_returns_at_ends(experience, settings), experience.ends_turn_T
     advantages_T = _gae(rewards_T, values_T, ends_T, settings.gamma, settings.lam)
     dtype = experience.rewards_T.dtype
-    return Estimate(_whiten(advantages_T).to(dtype), (advantages_T + values_T).to(dtype))
+    return AdvantageEstimate(_whiten(advantages_T).to(dtype), (advantages_T + values_T).to(dtype))
 
 
-def grpo(experience: Experience, settings: AdvantageSettings) -> Estimate:
+def grpo(experience: Experience, settings: AdvantageSettings) -> AdvantageEstimate:
     """Relative to the episode's own group."""
     groups = _groups(experience)
     return _per_episode(experience, _over_std(groups) if settings.norm_by_std else groups.centred_E)
 
 
-def brpo(experience: Experience, settings: AdvantageSettings) -> Estimate:
+def brpo(experience: Experience, settings: AdvantageSettings) -> AdvantageEstimate:
     """Relative to the whole batch, as one group. It does not need several episodes of a level."""
     batch = compare(experience.returns_E, torch.zeros_like(experience.group_E))
     return _per_episode(experience, _over_std(batch))
 
 
-def arpo(experience: Experience, settings: AdvantageSettings) -> Estimate:
+def arpo(experience: Experience, settings: AdvantageSettings) -> AdvantageEstimate:
     """The return itself."""
     return _per_episode(experience, experience.returns_E)
 
 
-def rloo(experience: Experience, settings: AdvantageSettings) -> Estimate:
+def rloo(experience: Experience, settings: AdvantageSettings) -> AdvantageEstimate:
     """Relative to the mean of the others in the group (arXiv 2402.14740): R - mean of all, times n / (n - 1)."""
     groups = _groups(experience)
     factor_G = groups.size_G.double() / (groups.size_G - 1).clamp(min=1)
     return _per_episode(experience, groups.centred_E * factor_G[groups.index_E])
 
 
-def reinforce_plus_plus(experience: Experience, settings: AdvantageSettings) -> Estimate:
+def reinforce_plus_plus(experience: Experience, settings: AdvantageSettings) -> AdvantageEstimate:
     """The discounted rewards to come, whitened (arXiv 2501.03262)."""
     to_come_T = _sums_to_come(experience.rewards_T.double(), _carry(experience.ends_episode_T, settings.gamma))
-    return Estimate(_whiten(to_come_T).to(experience.rewards_T.dtype), None)
+    return AdvantageEstimate(_whiten(to_come_T).to(experience.rewards_T.dtype), None)
 
 
-def reinforce_plus_plus_baseline(experience: Experience, settings: AdvantageSettings) -> Estimate:
+def reinforce_plus_plus_baseline(experience: Experience, settings: AdvantageSettings) -> AdvantageEstimate:
     """Relative to the mean of the group, whitened over all tokens."""
     centred_T = _groups(experience).centred_E[experience.episode_T]
-    return Estimate(_whiten(centred_T).to(experience.rewards_T.dtype), None)
+    return AdvantageEstimate(_whiten(centred_T).to(experience.rewards_T.dtype), None)
 
 
-Estimator = Callable[[Experience, AdvantageSettings], Estimate]
+Estimator = Callable[[Experience, AdvantageSettings], AdvantageEstimate]
 ESTIMATORS: dict[str, Estimator] = {
     "gae": gae,
     "grpo": grpo,
@@ -147,7 +147,7 @@ class ShapeSettings:
 
 
 def shape_advantages(
-    estimate: Estimate, experience: Experience, settings: ShapeSettings, kept_ratio: float
+    estimate: AdvantageEstimate, experience: Experience, settings: ShapeSettings, kept_ratio: float
 ) -> tuple[Tensor, dict[str, float]]:
     """The advantages for the loss. `kept_ratio` is the share of groups that the filter kept.
 
@@ -190,8 +190,8 @@ def _on_tokens(values_E: Tensor, experience: Experience) -> Tensor:
     return values_E[experience.episode_T].to(experience.rewards_T.dtype)
 
 
-def _per_episode(experience: Experience, advantages_E: Tensor) -> Estimate:
-    return Estimate(_on_tokens(advantages_E, experience), None)
+def _per_episode(experience: Experience, advantages_E: Tensor) -> AdvantageEstimate:
+    return AdvantageEstimate(_on_tokens(advantages_E, experience), None)
 
 
 def _turn_returns_at_ends(experience: Experience, settings: AdvantageSettings) -> Tensor:

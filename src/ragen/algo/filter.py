@@ -83,7 +83,7 @@ class FilterRule:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GroupVerdict:
     keep: bool
     reason: str  # one of REASONS
 
@@ -125,7 +125,7 @@ def group_score(metric: str, values_E: Sequence[float]) -> float:
     return METRICS[metric].reduce(values_E)
 
 
-def select(scores_G: Sequence[float], rule: FilterRule) -> list[Verdict]:
+def select(scores_G: Sequence[float], rule: FilterRule) -> list[GroupVerdict]:
     """One verdict per group, in the same order."""
     if not all(math.isfinite(score) for score in scores_G):
         raise ValueError(f"every group score must be a finite number, got {list(scores_G)}")
@@ -134,7 +134,7 @@ def select(scores_G: Sequence[float], rule: FilterRule) -> list[Verdict]:
     chosen = STRATEGIES[rule.strategy]([scores_G[index] for index in candidates], rule, len(scores_G))
     for index, reason in zip(candidates, chosen, strict=True):
         reasons[index] = reason
-    return [Verdict(reason == KEPT, reason) for reason in reasons]
+    return [GroupVerdict(reason == KEPT, reason) for reason in reasons]
 
 
 def top_p(scores: Sequence[float], rule: FilterRule, num_groups: int) -> list[str]:
@@ -235,7 +235,7 @@ PROB_MODES: dict[str, Callable[[Sequence[float], FilterRule], tuple[int, str]]] 
 
 
 def filter_metrics(
-    metric: str, values_G_E: Sequence[Sequence[float]], scores_G: Sequence[float], verdicts_G: Sequence[Verdict]
+    metric: str, values_G_E: Sequence[Sequence[float]], scores_G: Sequence[float], verdicts_G: Sequence[GroupVerdict]
 ) -> dict[str, float]:
     """Metrics of the filter: means over groups of each group's std, max, mean and sum, and counts of verdicts.
 
@@ -257,7 +257,7 @@ def filter_metrics(
 
 
 def in_group_metrics(
-    quantity: str, values_G_E: Sequence[Sequence[float]], verdicts_G: Sequence[Verdict]
+    quantity: str, values_G_E: Sequence[Sequence[float]], verdicts_G: Sequence[GroupVerdict]
 ) -> dict[str, float]:
     """`rollout/in_group_<quantity>_…` over all groups, `rollout/chosen_in_group_<quantity>_…` over those kept."""
     chosen_G_E = [values for values, verdict in zip(values_G_E, verdicts_G, strict=True) if verdict.keep]
@@ -268,7 +268,7 @@ def in_group_metrics(
     }
 
 
-def faint_share(stds_G: Sequence[float], verdicts_G: Sequence[Verdict]) -> float:
+def faint_share(stds_G: Sequence[float], verdicts_G: Sequence[GroupVerdict]) -> float:
     """The share of kept groups with a reward std above 0 but below a tenth of the largest; 0 without kept groups.
 
     Divided by its std, such a group counts as much as one in which some episodes won and some lost.

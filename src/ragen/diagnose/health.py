@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ragen.diagnose.checks import CHECKS, Check, Finding
-from ragen.diagnose.history import History, Limits, Row, is_training
+from ragen.diagnose.history import History, Limits, MetricsRow, is_training
 
 PREFIX = "health/"
 
@@ -72,14 +72,14 @@ class Health:
         self.previous_step = self.last_step = -1
 
     @classmethod
-    def of(cls, rows: Iterable[Row], limits: Limits | None = None) -> "Health":
+    def of(cls, rows: Iterable[MetricsRow], limits: Limits | None = None) -> "Health":
         """The health of a stored run."""
         health = cls(limits)
         for row in rows:
             health.add(row["step"], row)
         return health
 
-    def add(self, step: int, metrics: Row) -> list[HealthWarning]:
+    def add(self, step: int, metrics: MetricsRow) -> list[HealthWarning]:
         """Check a step and return its new warnings. Skips steps without training."""
         if not is_training(metrics):
             return []

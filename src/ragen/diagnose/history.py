@@ -18,7 +18,7 @@ from typing import Any
 from ragen.diagnose.collapse import FIRST_TURN, THRESHOLDS, TRAJECTORY, RegimeThresholds
 from ragen.format import percent, short
 
-Row = Mapping[str, Any]
+MetricsRow = Mapping[str, Any]
 Points = list[tuple[int, float]]
 
 
@@ -69,14 +69,14 @@ class Quantity:
     """A number of a step, or None if not measured."""
 
     label: str
-    read: Callable[[Row], float | None]
+    read: Callable[[MetricsRow], float | None]
     is_share: bool = False
 
     def text(self, value: float) -> str:
         return percent(value) if self.is_share else short(value)
 
 
-def finite(row: Row, key: str) -> float | None:
+def finite(row: MetricsRow, key: str) -> float | None:
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
@@ -90,17 +90,17 @@ def _metric(label: str, key: str, is_share: bool = False) -> Quantity:
 _SUCCESS = re.compile("train/[^/]+/success")
 
 
-def _success(row: Row) -> float | None:
+def _success(row: MetricsRow) -> float | None:
     values = [value for key in row if _SUCCESS.fullmatch(key) and (value := finite(row, key)) is not None]
     return fmean(values) if values else None
 
 
-def _tokens_per_turn(row: Row) -> float | None:
+def _tokens_per_turn(row: MetricsRow) -> float | None:
     tokens, turns = finite(row, "train/response_length"), finite(row, "train/num_turns")
     return None if tokens is None or not turns else tokens / turns
 
 
-def _format_failures(row: Row) -> float | None:
+def _format_failures(row: MetricsRow) -> float | None:
     valid = finite(row, "train/format_valid")
     return None if valid is None else 1.0 - valid
 
@@ -108,7 +108,7 @@ def _format_failures(row: Row) -> float | None:
 def _collapse(label: str, name: str) -> Quantity:
     """Of first turns, or of all turns if only these were measured, as in `regime`."""
 
-    def read(row: Row) -> float | None:
+    def read(row: MetricsRow) -> float | None:
         values = (finite(row, f"{sample}/{name}") for sample in (FIRST_TURN, TRAJECTORY))
         return next((value for value in values if value is not None), None)
 
@@ -138,13 +138,13 @@ QUANTITIES: dict[str, Quantity] = {
 }
 
 
-def series_of(rows: Iterable[Row], quantity: str) -> Points:
+def series_of(rows: Iterable[MetricsRow], quantity: str) -> Points:
     """(step, value) for each training step with this quantity."""
     read = QUANTITIES[quantity].read
     return [(row["step"], value) for row in rows if is_training(row) and (value := read(row)) is not None]
 
 
-def is_training(row: Row) -> bool:
+def is_training(row: MetricsRow) -> bool:
     """False for rows with only a validation, like the first one of a run."""
     return any(key.startswith(("train/", "rollout/")) for key in row)
 
@@ -155,12 +155,12 @@ class History:
     def __init__(self, limits: Limits):
         self.limits = limits
         self.values: dict[str, list[float]] = {name: [] for name in QUANTITIES}
-        self.row: Row = {}  # the last step
-        self.measured: list[Row] = []  # the first and last steps with collapse metrics
+        self.row: MetricsRow = {}  # the last step
+        self.measured: list[MetricsRow] = []  # the first and last steps with collapse metrics
         self.best_success = 0.0
         self.easing = 0.0  # above 0 while the current check has an open warning
 
-    def add(self, row: Row) -> None:
+    def add(self, row: MetricsRow) -> None:
         self.row = row
         if QUANTITIES["information"].read(row) is not None:
             self.measured = [*self.measured[:1], row]

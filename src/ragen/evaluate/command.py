@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ragen.errors import ConfigError, RunFailed
-from ragen.evaluate import models as named
+from ragen.evaluate import models
+from ragen.evaluate.models import LocalModel, Model, ServerModel
 from ragen.evaluate.setting import Setting, Wanted, quoted, settings
+from ragen.extras import require
 from ragen.invocation_dir import from_caller
+from ragen.store.locate import is_path
 
 FRESH = "--fresh"
 STATUSES = {"finished": 0, "failed": 1, "stopped": 3}
@@ -96,13 +99,15 @@ def command(arguments: Sequence[str], caller: str = "") -> int:
     if options.dry_run:
         print("\n".join(describe(wanted, found, options)))
         return 0
+    if options.api_base is not None:
+        require("api")
     return _run(wanted, found, options, how_to_resume(arguments))
 
 
 def _from_caller(argument: str, caller: str) -> str:
     """The path of a directory or summary log; overrides and other names of models stay as they are."""
     path = from_caller(argument, caller)
-    is_meant = os.path.exists(path) or (named.is_path(argument) and not os.path.exists(argument))
+    is_meant = os.path.exists(path) or (is_path(argument) and not os.path.exists(argument))
     return path if caller and not _is_override(argument) and is_meant else argument
 
 
@@ -118,8 +123,8 @@ def read(options: argparse.Namespace) -> tuple[Wanted, list[str]]:
     names = [argument for argument in options.arguments if not _is_override(argument)]
     overrides = [argument for argument in options.arguments if _is_override(argument)]
     local = [model for name in names for model in _local_models(name, options.dry_run)]
-    models: list[named.Model] = [*(named.with_bases(local) if options.with_base else local), *_server_models(options)]
-    if not models:
+    players: list[Model] = [*(models.with_bases(local) if options.with_base else local), *_server_models(options)]
+    if not players:
         raise ConfigError("name a model: pocket, a directory, a checkpoint, or --api-base URL --api-model NAME")
     _check_numbers(options)
     if options.output is not None:
@@ -131,7 +136,7 @@ def read(options: argparse.Namespace) -> tuple[Wanted, list[str]]:
         max_turns = [int(part) for part in options.max_turns.split(",")] if options.max_turns else []
     except ValueError:
         raise ConfigError(f"--max-turns {options.max_turns}: give numbers, such as 5 or 5,25") from None
-    distinct = named.with_distinct_labels(models)
+    distinct = models.with_distinct_labels(players)
     return _filled(Wanted, options, models=distinct, environments=environments, max_turns=max_turns), overrides
 
 
@@ -142,18 +147,18 @@ def _filled(kind: type, options: argparse.Namespace, **values: Any) -> Any:
     )
 
 
-def _local_models(name: str, dry_run: bool) -> list[named.LocalModel]:
+def _local_models(name: str, dry_run: bool) -> list[LocalModel]:
     if not name.endswith(".log"):
-        return [named.local_model(name)]
+        return [models.local_model(name)]
     if dry_run and not Path(name).exists():
-        return [named.LocalModel(name, f"every run of {name}, which does not exist yet")]
-    return named.models_of_experiment(Path(name), lambda text: print(f"note: {text}", file=sys.stderr))
+        return [LocalModel(name, f"every run of {name}, which does not exist yet")]
+    return models.models_of_experiment(Path(name), lambda text: print(f"note: {text}", file=sys.stderr))
 
 
-def _server_models(options: argparse.Namespace) -> list[named.Model]:
+def _server_models(options: argparse.Namespace) -> list[Model]:
     if (options.api_base is None) != (not options.api_model):
         raise ConfigError("--api-base URL and --api-model NAME belong together")
-    return [named.ServerModel(options.api_base.rstrip("/"), name, options.api_key_env) for name in options.api_model]
+    return [ServerModel(options.api_base.rstrip("/"), name, options.api_key_env) for name in options.api_model]
 
 
 def _check_numbers(options: argparse.Namespace) -> None:

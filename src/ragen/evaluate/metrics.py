@@ -17,6 +17,7 @@ Pure Python.
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import comb, sqrt
 from statistics import fmean
 from typing import Any
@@ -93,7 +94,7 @@ def measure(outcomes: Sequence[Outcome], asked: Mapping[int, int] | None = None)
         num_levels=len(levels),
         num_episodes=len(outcomes),
         success=between(success_rate),
-        pass_at={k: between(lambda wins, k=k: pass_rate(wins, k)) for k in ks},
+        pass_at={k: between(partial(pass_rate, k=k)) for k in ks},
         mean_return=known(mean(means("score"))),
         turns=known(mean(means("num_turns"), lowest=0.0)),
         tokens=known(mean(means("num_tokens"), lowest=0.0)) if has_tokens else None,

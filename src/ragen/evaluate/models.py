@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 
 from ragen.config.pocket_defaults import NAMES as EMBEDDED
 from ragen.errors import ConfigError
-from ragen.sft.output_dir import MERGED
 from ragen.store import manifest
-from ragen.store.lineage import holds_model, is_tuning, newest_checkpoint, run_of
+from ragen.store.lineage import MERGED, holds_model, is_tuning, newest_checkpoint, run_of
 from ragen.store.locate import CHECKPOINT, find_folder, is_path, started_in
 from ragen.store.run_folder import RunFolder
+from ragen.store.sweep_results import read_record, record_path
 
 READ = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")  # weights, configs, tokenizers and chat templates
 
@@ -39,17 +39,13 @@ class LocalModel:
     run_folder: Path | None = None  # of the training run that a checkpoint belongs to
     compared_with: str | None = None  # the name of another model, if that is not the first one
 
-    @property
-    def is_embedded(self) -> bool:
-        return self.name in EMBEDDED
-
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the model: its name; for a directory, the sizes and times of its files and of those of an
         adapter's base."""
         folder = Path(self.name).expanduser()
         files = sorted({path for pattern in READ for path in folder.glob(pattern)}) if folder.is_dir() else []
         stats = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
-        found = {"model": str(folder.resolve()) if files else self.name, "files": stats}
+        found: dict[str, Any] = {"model": str(folder.resolve()) if files else self.name, "files": stats}
         if (folder / "adapter_config.json").exists():
             from ragen.model.load import find_model
 
@@ -79,10 +75,6 @@ class ServerModel:
     @property
     def key(self) -> str:
         return environ.get(self.key_variable, "").strip()
-
-    @property
-    def is_embedded(self) -> bool:
-        return self.name in EMBEDDED
 
     @property
     def label(self) -> str:
@@ -177,13 +169,11 @@ def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: N
 
     Runs without one are noted: they are not done, or have saved nothing.
     """
-    from ragen.experiment.compare import read_study
-    from ragen.experiment.results import record_path
-
     if not record_path(log).is_file():
         raise ConfigError(f"{log}: not the log of an experiment; `ragen sweep` writes one, with a .json beside it")
-    trials = [trial for setting in read_study(record_path(log)).settings for trial in setting.trials]
-    models = [(trial.cell.name, model_of_run(trial.run.folder.path)) for trial in trials]
+    record = read_record(record_path(log))
+    cells = [cell for cells in record.by_setting().values() for cell in cells]
+    models = [(cell.name, model_of_run(record.run_folder(cell))) for cell in cells]
     found = [model for _, model in models if model is not None]
     without = f"{log}: no checkpoint of {', '.join(name for name, model in models if model is None)}"
     if not found:

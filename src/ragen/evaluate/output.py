@@ -21,8 +21,8 @@ kept: `input_ids`, `loss_mask` (as spans), `log_probs`. Pickle is never written:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,13 @@ from ragen.errors import ConfigError, nearest_of
 from ragen.rollout.collect import World
 from ragen.store import json_lines
 from ragen.store.episodes import episode_record
-from ragen.store.free_name import numbered
+from ragen.store.free_name import next_free, numbered
 from ragen.store.fsync import write_whole
+from ragen.store.lock import locked
 from ragen.types import Episode, EpisodeState, Turn, TurnResult
 
-_numbered = partial(numbered, separator="_", before_suffix=True)  # x.jsonl, x_2.jsonl, …
 KEYS = ("messages", "rewards", "success", "metadata", "turns")
-METADATA = ("tag", "split", "seed", "group", "member", "num_actions", "success", "ended_by")
+METADATA = ("tag", "split", "seed", "group", "member", "num_actions", "success", "ended_by")  # others are renamed
 BATCH_KEYS = {"input_ids": "ids", "loss_mask": "sampled", "log_probs": "log_probs"}  # published name -> ours
 ENDINGS = (".jsonl", ".md", ".html")  # the files of an evaluation
 
@@ -114,7 +114,9 @@ def kept(record: Mapping[str, Any], output: Output, has_ids: bool) -> dict[str, 
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of an evaluation; a damaged file is refused."""
+    """The lines of an evaluation; a missing or damaged file is refused."""
+    if not Path(path).is_file():
+        raise ConfigError(f"{path}: file not found")
     records, skipped = json_lines.read(Path(path))
     if skipped:
         raise ConfigError(f"{path}: {skipped[0]}")
@@ -213,17 +215,19 @@ def claimed(path: Path, evaluation: str, replaces: bool = False) -> Path:
 
     `replaces` takes the path from any other evaluation.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if replaces:
-        write_whole(_owner(path), evaluation.encode())
-        return path
-    return next(one for one in _numbered(path) if _claim(one, evaluation))
+    with _naming(path.parent):
+        names = numbered(path, separator="_", before_suffix=True)
+        chosen = next(name for name in names if replaces or _is_free(name, evaluation))
+        write_whole(_owner(chosen), evaluation.encode())
+    return chosen
 
 
 def created(path: Path) -> Path:
     """The path, with a number if it exists. The file is created empty, so that no other process takes the name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return next(one for one in _numbered(path) if _create(one))
+    with _naming(path.parent):
+        chosen = next_free(path, separator="_", before_suffix=True)
+        chosen.touch()
+    return chosen
 
 
 def remove_report(path: Path) -> None:
@@ -232,21 +236,18 @@ def remove_report(path: Path) -> None:
         path.with_suffix(ending).unlink(missing_ok=True)
 
 
-def _create(path: Path, content: str = "") -> bool:
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(content)
-    except FileExistsError:
-        return False
-    return True
+def _naming(folder: Path) -> AbstractContextManager[None]:
+    """One process at a time chooses a name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return locked(folder / ".names.lock")
 
 
 def _owner(path: Path) -> Path:
     return path.with_name(f".{path.stem}.owner")
 
 
-def _claim(path: Path, evaluation: str) -> bool:
-    owner = _owner(path)
-    if not owner.exists() and any(path.with_suffix(ending).exists() for ending in ENDINGS):
-        return False
-    return _create(owner, evaluation) or owner.read_text(encoding="utf-8") == evaluation
+def _is_free(path: Path, evaluation: str) -> bool:
+    """The name is this evaluation's, or nobody's."""
+    if _owner(path).exists():
+        return _owner(path).read_text(encoding="utf-8") == evaluation
+    return not any(path.with_suffix(ending).exists() for ending in ENDINGS)

@@ -21,11 +21,11 @@ from typing import Any
 
 from ragen.agent.template import ChatTemplate
 from ragen.config import derive, devices
-from ragen.config.baseline_budget import Baselines as Reached
-from ragen.config.baseline_budget import baselines_within_budget as reach
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict
 from ragen.engine.base import Engine, Prompt, Sampled
+from ragen.env.baseline_budget import Baselines as Reached
+from ragen.env.baseline_budget import baselines_within_budget as reach
 from ragen.errors import RunFailed
 from ragen.evaluate import output as files
 from ragen.evaluate.api import CharacterChat, ServerEngine
@@ -114,7 +114,7 @@ class Evaluation:
 
 def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | None = None) -> Evaluation:
     """Play everything, write the lines and the report. On `ConfigError` and `RunFailed` the journal stays."""
-    from ragen.evaluate.table import write_report
+    from ragen.evaluate.page import write_report
 
     note = note or (lambda text: print(text, file=sys.stderr, flush=True))
     output = plan.settings[0].config.output
@@ -125,7 +125,7 @@ def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | Non
     if plan.token_ids and not output.keep_batch_keys:
         output = replace(output, keep_batch_keys=list(files.BATCH_KEYS))
     with devices.visible(plan.settings[0].config.system.CUDA_VISIBLE_DEVICES):
-        games = [_Game.make(model, setting, plan) for model in plan.wanted.models for setting in plan.settings]
+        games = [_Game(model, setting, plan) for model in plan.wanted.models for setting in plan.settings]
         _find_models(games, plan)
         if plan.fresh:  # all at once: if the first model is interrupted, nothing old comes back for the others
             for game in games:
@@ -137,7 +137,7 @@ def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | Non
         for model in plan.wanted.models:
             _play_model(model, [game for game in games if game.model is model], plan, budget, note)
     labels = {model.name: model.label for model in plan.wanted.models if isinstance(model, LocalModel)}
-    rows = [row for game in games for row in game.rows(labels.get(game.model.compared_with, ""))]
+    rows = [row for game in games for row in game.rows(labels.get(game.model.compared_with or "", ""))]
     path = files.created(path) if output.append_timestamp else path
     json_lines.write(path, _lines(games, output))
     report = write_report(path, rows, [game.examples() for game in games], plan.settings) if plan.page else None
@@ -160,24 +160,18 @@ def _lines(games: Sequence["_Game"], output: Any) -> Iterator[dict[str, Any]]:
 # --- a model in a setting -----------------------------------------------------------------------------------------
 
 
-@dataclass
 class _Game:
     """One model in one setting: the episodes to play, and those played."""
 
-    model: Model
-    setting: Setting
-    split: str
-    journal: Journal
-    requests: Mapping[EpisodeKey, GroupRequest]
-    failures: dict[EpisodeKey, str] = field(default_factory=dict)
-
-    @classmethod
-    def make(cls, model: Model, setting: Setting, plan: EvaluationPlan) -> "_Game":
-        split = plan.wanted.split
-        journal = Journal(setting.config.output.dir, identity(model, setting, split, plan.server))
-        asked = requests(setting.config, split)
-        keys = {(one.tag, one.seed, one.group, member): one for one in asked for member in range(one.size)}
-        return cls(model, setting, split, journal, keys)
+    def __init__(self, model: Model, setting: Setting, plan: EvaluationPlan):
+        self.model, self.setting, self.split = model, setting, plan.wanted.split
+        self.journal = Journal(setting.config.output.dir, identity(model, setting, self.split, plan.server))
+        self.requests: dict[EpisodeKey, GroupRequest] = {
+            (request.tag, request.seed, request.group, member): request
+            for request in requests(setting.config, self.split)
+            for member in range(request.size)
+        }
+        self.failures: dict[EpisodeKey, str] = {}
 
     @property
     def missing(self) -> list[EpisodeKey]:

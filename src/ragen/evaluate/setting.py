@@ -21,10 +21,10 @@ from ragen.config.schema import Config
 from ragen.config.tag_defaults import recipe_of
 from ragen.config.tree import leaves
 from ragen.env.base import SPLITS
+from ragen.env.registry import SHORT_NAMES as ENVIRONMENTS
 from ragen.env.registry import catalogue
 from ragen.errors import ConfigError, nearest_of
 from ragen.evaluate.models import Model
-from ragen.play.game import ENVIRONMENTS
 from ragen.run.prepare import prepare as resolve
 from ragen.store.run_folder import RunFolder
 
@@ -99,7 +99,7 @@ def settings(wanted: Wanted, overrides: Sequence[str] = ()) -> list[Setting]:
     notes = _note_other_rules(wanted, first.config)
     if not wanted.max_turns:
         return [Setting(first.config, first.start, notes)]
-    found = []
+    found: list[Setting] = []
     for max_turn in wanted.max_turns:
         lifted, lifted_notes = _lift(first.config, max_turn, typed)
         resolved = _resolve(wanted, [*lifted, *overrides])
@@ -199,7 +199,7 @@ def _tag_of_run(name: str, tags: Iterable[str], stored: Mapping[str, Any]) -> st
 
 
 def _resolve_run(
-    wanted: Wanted, tags: Mapping[str, int], options: Mapping[str, Any], overrides: Sequence[str]
+    wanted: Wanted, tags: Mapping[str, int], options: dict[str, Any], overrides: Sequence[str]
 ) -> Resolved:
     """The setting of a training run: its stored config is a recipe like any other.
 
@@ -271,7 +271,7 @@ def tag_of(name: str, model: Model) -> str:
     tags = catalogue()
     if name in ENVIRONMENTS:
         tag = ENVIRONMENTS[name]
-        return pocket_defaults.TAGS.get(tag, tag) if model.is_embedded else tag
+        return pocket_defaults.TAGS.get(tag, tag) if model.name in pocket_defaults.NAMES else tag
     if name not in tags:
         raise ConfigError(f"--env {name!r}: no such environment{nearest_of(name, [*ENVIRONMENTS, *tags])}")
     return name

@@ -36,6 +36,7 @@ import yaml
 
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict
+from ragen.extras import pip_command
 from ragen.store.fsync import write_whole
 from ragen.store.run_folder import RunFolder
 
@@ -45,7 +46,6 @@ WANDB_ID = "wandb-id"
 ANSWER_S = 3.0  # how long a host may take to answer
 INIT_S = 20.0  # W&B: to start a run online
 FINISH_S = 60.0  # W&B: to upload the rest at the end; what is left over stays on disk
-INSTALL = "pip install -c constraints.txt"
 
 Say = Callable[[str], None]
 Write = Callable[[int, dict[str, float]], None]  # (step, metrics)
@@ -144,7 +144,7 @@ def _open_wandb(opening: _Opening) -> Sink | None:
     except ImportError:
         wandb = None
     if not hasattr(wandb, "init"):  # a folder `wandb/` of earlier runs also imports, as an empty package
-        opening.say(f"W&B: the package is not installed ({INSTALL} wandb); the run continues without it")
+        opening.say(f"W&B: the package is not installed ({pip_command('wandb')}); the run continues without it")
         return None
     mode, why = wandb_mode(opening.environ)
     if mode == "disabled":
@@ -288,7 +288,8 @@ def _open_tensorboard(opening: _Opening) -> Sink | None:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        opening.say(f"TensorBoard: the package is not installed ({INSTALL} tensorboard); the run continues without it")
+        how = pip_command("tensorboard")
+        opening.say(f"TensorBoard: the package is not installed ({how}); the run continues without it")
         return None
     place = opening.folder.path / "tensorboard"
     # Steps that an earlier process wrote, and that now come again, are hidden.

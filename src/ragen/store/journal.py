@@ -52,12 +52,12 @@ class Journal:
 
     def _read(self) -> None:
         """Lines that are not valid are skipped: their episodes are played again."""
-        setting, *entries = json_lines.read(self.path).records or [None]
-        if setting is None:
+        records = json_lines.read(self.path).records
+        if not records:
             json_lines.append(self.path, self.setting)
-        elif setting != self.setting:
+        elif records[0] != self.setting:
             raise ConfigError(f"{self.path} is not a journal of this evaluation: remove it")
-        valid = [entry for entry in entries if isinstance(entry.get("place"), list) and "record" in entry]
+        valid = [entry for entry in records[1:] if isinstance(entry.get("place"), list) and "record" in entry]
         self.records = {tuple(entry["place"]): entry["record"] for entry in valid}
 
     def append(self, key: EpisodeKey, record: Mapping[str, Any]) -> None:

@@ -5,7 +5,8 @@
     with locked(path, blocking=False, note="kl_sweep"):             # or raises Locked, which names the owner
     lock = try_lock(path)                                           # or raises Locked; lock.release()
 
-The lock file names its owner, its directory is made, and it is removed when the lock is released. A process must not lock the same path twice.
+The lock file names its owner, its directory is made, and it is removed when the lock is released. A process must not
+lock the same path twice.
 """
 
 import os
@@ -67,12 +68,15 @@ def locked(
 
 
 def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock. The lock file stays as it is."""
     if not path.exists():
         return False
+    lock = _file_lock(path)
     try:
-        try_lock(path).release()
-    except Locked:
+        lock.acquire(PATIENCE, POLL_SECONDS)
+    except filelock.Timeout:
         return True
+    lock.release()
     return False
 
 
@@ -85,8 +89,12 @@ def owner_of(path: Path) -> str:
 
 
 def _acquire(path: Path, note: str, timeout: float) -> Lock:
-    # A lock of marker files, which filelock would fall back to, outlives a process that is killed.
-    lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
+    lock = _file_lock(path)
     lock.acquire(timeout, POLL_SECONDS)
     path.write_text(f"process {os.getpid()} on {socket.gethostname()}{f' ({note})' if note else ''}\n")
     return Lock(path, lock)
+
+
+def _file_lock(path: Path) -> filelock.FileLock:
+    # A lock of marker files, which filelock would fall back to, outlives a process that is killed.
+    return filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
