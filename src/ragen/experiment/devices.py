@@ -13,7 +13,6 @@ any machine.
 """
 
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ragen.errors import ConfigError
 from ragen.experiment.cluster import Cluster, Device, Node, Slot
 from ragen.experiment.plan import CPU, Plan
-from ragen.machine import cores
+from ragen.machine import cores, num_gpus
 from ragen.store.sweep_results import Cell
 
 FALLBACK = tuple(str(number) for number in range(8))
@@ -47,11 +46,7 @@ def read(text: str) -> tuple[str, ...]:
 
 def discover() -> tuple[str, ...]:
     """One device for each line of `nvidia-smi -L`; 0 to 7 where it lists none."""
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        listed = ""
-    count = sum(line.startswith("GPU ") for line in listed.splitlines())
+    count = num_gpus()
     if count:
         return tuple(str(number) for number in range(count))
     print("nvidia-smi lists no GPU: using 0 to 7; set --gpus LIST, or --gpus cpu", file=sys.stderr)
