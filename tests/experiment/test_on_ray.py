@@ -139,7 +139,7 @@ def test_training_runs_succeed_fail_stop_early_and_are_killed_and_resumed(cluste
 
     def kill():
         wait_for(lambda: (folder.path / "global_step_2").exists() and folder.live_owner(), "the second step")
-        os.kill(folder.live_owner()["pid"], signal.SIGKILL)
+        os.kill(int(folder.live_owner().split()[1]), signal.SIGKILL)  # process 4711 on host
 
     threading.Thread(target=kill, daemon=True).start()
     assert scheduler.run(make_plan(cells, Options(gpus=("cpu",), ray_address=cluster.address))) == 1

@@ -389,8 +389,8 @@ class Sweep:
             return True
         if time.monotonic() - loss.at < OWNER_PATIENCE:
             return False
-        if owner["host"] == loss.host != socket.gethostname():
-            folder.owner_path.write_text("")  # its node is gone, and no other process can know
+        if owner.endswith(f" on {loss.host}") and loss.host != socket.gethostname():
+            folder.owner_path.unlink(missing_ok=True)  # its node is gone, and no other process can know
         return True
 
 
