@@ -1,5 +1,6 @@
 """Student's t and the interval of a mean. Success rates: tests/report/."""
 
+from itertools import pairwise
 from statistics import fmean, stdev
 
 import pytest
@@ -23,7 +24,7 @@ def test_students_quantile(degrees, quantile):
 
 def test_it_falls_towards_the_normal_quantile():
     values = [student_t_975(degrees) for degrees in range(1, 300)]
-    assert all(one > other > 1.95996 for one, other in zip(values, values[1:], strict=False))
+    assert all(one > other > 1.95996 for one, other in pairwise(values))
     assert student_t_975(10**9) == pytest.approx(1.959963984540054)
     with pytest.raises(ValueError, match="0 degrees"):
         student_t_975(0)

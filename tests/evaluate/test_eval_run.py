@@ -317,7 +317,7 @@ def test_a_model_does_the_same_behind_our_server(pocket, tmp_path, temperature, 
 
 def test_a_server_that_is_killed_and_comes_back_loses_nothing(pocket, tmp_path):
     first = Server(pocket, "pocket").__enter__()
-    port, begin, begun, second = int(first.base.rsplit(":", 1)[1][:-3]), first.begin, [], []
+    port, read, begun, second = int(first.base.rsplit(":", 1)[1][:-3]), first.read, [], []
 
     def restart():
         first.__exit__()
@@ -328,15 +328,15 @@ def test_a_server_that_is_killed_and_comes_back_loses_nothing(pocket, tmp_path):
         begun.append(request)
         if len(begun) == 4:
             threading.Thread(target=restart).start()
-        return begin(*request)
+        return read(*request)
 
-    first.begin = counted
+    first.read = counted
     told = []
     model = ServerModel(first.base, "pocket", "NO_KEY")
     there = evaluated(tmp_path / "there", told.append, models=(model,), temperature=1.0,
                       server=ServerOptions(concurrency=2))  # fmt: skip
     second[0].__exit__()
-    assert any("waiting, for up to 600 s" in text for text in told)
+    assert any("retrying for up to 600 s" in text for text in told)
     assert there.status == "finished"
     assert talks(there) == talks(evaluated(tmp_path / "here", temperature=1.0))
 

@@ -404,7 +404,7 @@ def test_the_command_lists_steps(tmp_path, capsys, monkeypatch):
         (["run", "--step", "1", "3"], "--step 3: no gradient analysis at that step. There are: run: 1"),
         (["plain"], "plain holds no gradient analysis: train with trainer.gradient_analysis_mode=True"),
         (["nothing"], "nothing: not a run directory"),
-        ([], "name a run folder"),
+        ([], "name a run directory"),
     ],
 )
 def test_the_command_refuses_with_one_message(words, message, tmp_path, capsys, monkeypatch):

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ragen.config.identity import WHERE, changes_only, identity_values
 from ragen.errors import ConfigError
 from ragen.experiment.expand import expand
 from ragen.experiment.plan import CPU, Plan, overrides_on
@@ -50,13 +49,18 @@ def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> li
 
 def _what_it_computes(config: Any) -> tuple:
     """The config without names, directories, devices and W&B: equal for equal runs."""
-    return tuple((key, repr(value)) for key, value in sorted(identity_values(config, ignore=WHERE).items()))
+    from ragen.config import identity
+
+    values = identity.identity_values(config, ignore=identity.WHERE)
+    return tuple((key, repr(value)) for key, value in sorted(values.items()))
 
 
 def _distinctive(cell: Cell) -> tuple[str, ...]:
     """The overrides that make a run what it is."""
-    keys = {override: override.partition("=")[0] for override in cell.overrides}
-    return (*cell.start, *(override for override, key in keys.items() if changes_only(key) not in WHERE))
+    from ragen.config import identity
+
+    keys = ((override.lstrip("+~").partition("=")[0], override) for override in cell.overrides)
+    return (*cell.start, *(override for key, override in keys if identity.changes_only(key) not in identity.WHERE))
 
 
 def _to_resolve(plan: Plan, seen: set[str] | None) -> list[list[Cell]]:

@@ -45,8 +45,9 @@ def read(text: str) -> tuple[str, ...]:
 
 
 def discover() -> tuple[str, ...]:
-    """The GPUs that the driver lists; 0 to 7 where it lists none."""
-    if count := num_gpus():
+    """One device for each line of `nvidia-smi -L`; 0 to 7 where it lists none."""
+    count = num_gpus()
+    if count:
         return tuple(str(number) for number in range(count))
     print("nvidia-smi lists no GPU: using 0 to 7; set --gpus LIST, or --gpus cpu", file=sys.stderr)
     return FALLBACK

@@ -27,7 +27,7 @@ from ragen.config.tree import leaves
 from ragen.experiment.plan import Plan
 from ragen.format import duration, percent
 from ragen.report.verdict import PREFIX
-from ragen.store.resume import BUDGET
+from ragen.store.identity import BUDGET
 from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import Cell, run_folder
 from ragen.terminal import Screen

@@ -43,7 +43,8 @@ from ragen.experiment.results import (
 from ragen.run.interrupt import Interrupt
 from ragen.run.sinks import WANDB_ID
 from ragen.store.free_name import rotate
-from ragen.store.run_folder import RunFolder, write_whole
+from ragen.store.fsync import write_whole
+from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import Cell, SummaryLog, latest_lines, recorded_cells, result_line, status_of
 
 PAUSE = 0.5  # seconds between two looks at the runs
@@ -388,8 +389,8 @@ class Sweep:
             return True
         if time.monotonic() - loss.at < OWNER_PATIENCE:
             return False
-        if loss.host != socket.gethostname() and owner.endswith(f" on {loss.host}"):
-            folder.owner_path.unlink(missing_ok=True)  # its node is gone, and no other process can know
+        if owner["host"] == loss.host != socket.gethostname():
+            folder.owner_path.write_text("")  # its node is gone, and no other process can know
         return True
 
 

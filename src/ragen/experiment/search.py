@@ -19,7 +19,8 @@ from ragen.errors import ConfigError
 from ragen.experiment.plan import Options, Plan
 from ragen.experiment.spec import Spec, load
 from ragen.experiment.template import make
-from ragen.store.run_folder import RunFolder, write_whole
+from ragen.store.fsync import write_whole
+from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import Cell
 
 SCORE = "val-env/reward"

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from ragen.coerce import WORDS
+from ragen.config import quoting
 from ragen.errors import ConfigError, nearest_of, shown
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
@@ -257,5 +258,5 @@ class Variables(dict[str, Any]):
         if not value:
             return None
         if "{" in template and not PLAIN.fullmatch(value):
-            value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+            value = quoting.quoted(value)
         return f"{key}={value}"

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ragen.errors import ConfigError
+from ragen.store.fsync import write_whole
 from ragen.store.lock import locked
-from ragen.store.run_folder import write_whole
 
 SEPARATOR = " | "
 MISSING = "missing"
