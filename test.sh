@@ -1,12 +1,28 @@
 #!/usr/bin/env bash
-# All checks: `bash test.sh`. With arguments only pytest, with these: `bash test.sh tests/env -k sokoban`.
+# All checks:           bash test.sh
+# Only the slow tests:  bash test.sh --slow
+# Only pytest:          bash test.sh tests/env -k sokoban
 set -euo pipefail
 RAGEN_SCOPE=dev
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}" 2>/dev/null || echo "${BASH_SOURCE[0]}")")/scripts/env.sh"
-if [ "$#" -gt 0 ]; then
+
+parallel=(-n "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)" --dist worksteal)
+if [ "${1:-}" = --slow ]; then
+    shift
+    exec "$PYTHON" -m pytest "${parallel[@]}" -m slow "$@"
+elif [ "$#" -gt 0 ]; then
     exec "$PYTHON" -m pytest "$@"
 fi
+
 status=0
 "$PYTHON" -m ruff check . || status=$?
-"$PYTHON" -m pytest || status=$?
+"$PYTHON" -m ruff format --check . || status=$?
+if grep -q '^\[tool.importlinter\]' pyproject.toml; then
+    "$PYTHON" -c 'import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())' ||
+        status=$?
+fi
+if grep -q '^\[tool.mypy\]' pyproject.toml; then
+    "$PYTHON" -m mypy || status=$?
+fi
+"$PYTHON" -m pytest "${parallel[@]}" || status=$?
 exit "$status"

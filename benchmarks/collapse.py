@@ -61,7 +61,7 @@ def played() -> tuple[Any, dict[str, Samples]]:
     from ragen.model.load import find_model, load_model
     from ragen.rollout.collect import World, collect
     from ragen.train.levels import levels
-    from ragen.train.loop import train_sampling
+    from ragen.train.player import train_sampling
 
     config = resolve(RUN, environ={}).config
     loaded = load_model(find_model("pocket"), "cpu")

@@ -1,6 +1,7 @@
 """Find or make the Python environment of this checkout, and print the path of its interpreter on stdout.
 
     PYTHON="$(python3 scripts/bootstrap.py base)"     # or dev: with the tools that test.sh needs
+    .venv/bin/python scripts/bootstrap.py add sweep   # the packages of an extra, for a command that needs them
 
 Everything else goes to stderr, since the output of train.sh is often redirected into a log. In this order:
 
@@ -8,8 +9,9 @@ Everything else goes to stderr, since the output of train.sh is often redirected
 2. an activated environment (VIRTUAL_ENV, CONDA_PREFIX) in which ragen is installed, as it is;
 3. `.venv` in the checkout, made on first use and repaired when it is half made, moved or out of date.
 
-This runs before every command, so a finished `.venv` is recognised by a stamp alone, without starting pip. The stamp is
-written last: whatever was interrupted has none and is made again. Only a `.venv` with our marker is ever emptied.
+This runs before every command, so a finished `.venv` is recognised by stamps alone, one for each scope (base, dev, an
+extra), without starting pip. Stamps are written last: an interrupted set-up leaves none and is repeated. When
+pyproject.toml or constraints.txt changes, every stamped scope is updated. Only a `.venv` with our marker is emptied.
 
 Standard library only, and the syntax of Python 3.6: an old Python must get as far as saying that it is too old.
 """
@@ -32,16 +34,21 @@ ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 VENV_PYTHON = os.path.join(VENV, "bin", "python")
 LOCK = os.path.join(ROOT, ".venv.lock")
-MARKER = os.path.join(VENV, ".ragen")  # "we made this folder, we may empty it"
-STAMPS = {"base": os.path.join(VENV, ".ragen-base"), "dev": os.path.join(VENV, ".ragen-dev")}
+MARKER = os.path.join(VENV, ".ragen")  # "we made this directory, we may empty it"
+EXTRAS = ("sweep", "wandb", "tensorboard", "plots", "sft", "api", "gym")  # dev has them all
+STAMPS = {scope: os.path.join(VENV, ".ragen-" + scope) for scope in ("base", "dev", *EXTRAS)}
 
 OLDEST_PYTHON = (3, 11)
-REQUIREMENT = {"base": ".", "dev": ".[dev]"}
 RAGEN_MODULES = ("ragen", "omegaconf")  # the second tells an installed ragen from a src folder on the path
 DEV_MODULES = ("pytest", "hypothesis", "ruff")
 
-SILENCE_S = 30  # a long download prints nothing; say that we live
-NOISE = ("WARNING: Location", "Requirement already satisfied", "Looking in ", "Obtaining file://")
+SILENCE_S = 30  # a long download prints nothing; show that we are alive
+RETRY_S = 600  # an optional extra that failed to install is not tried again for ten minutes: a sweep has many runs
+NOISE = (
+    *("WARNING: Location", "Requirement already satisfied", "Looking in ", "Obtaining file://"),
+    *("Installing build", "Checking if build", "Getting requirements", "Preparing editable", "Building ", "Created "),
+    *("Stored in", "Successfully built", "Attempting uninstall", "Found existing", "Uninstalling", "Successfully un"),
+)
 LISTS = (("Installing collected packages: ", "Installing"), ("Successfully installed ", "Installed"))  # one long line
 
 
@@ -117,9 +124,9 @@ def digest(*parts):
 
 
 def place_line():
-    """Changes when .venv cannot be used any more: the checkout moved, or another Python stands behind it.
+    """Changes when .venv cannot be used any more: the checkout moved, or its Python was replaced.
 
-    pyvenv.cfg names the Python version. The version of the Python that runs *this* is no part of it: it depends on
+    pyvenv.cfg names the Python version. The version of the Python that runs *this* is not part of it: it depends on
     the terminal, and two terminals must not rebuild each other's environment.
     """
     behind = os.path.realpath(VENV_PYTHON)
@@ -136,7 +143,19 @@ def stamp_lines(scope):
 
 
 def ready(scope):
-    return stamp_lines(scope) == [place_line(), dependencies_line()] and os.access(VENV_PYTHON, os.X_OK)
+    scopes = (scope, "dev") if scope in EXTRAS else (scope,)
+    stamp = [place_line(), dependencies_line()]
+    return any(stamp_lines(one) == stamp for one in scopes) and os.access(VENV_PYTHON, os.X_OK)
+
+
+def in_place():
+    """Can pip work in .venv as it is?"""
+    return stamp_lines("base")[:1] == [place_line()] and not missing_modules(VENV_PYTHON, ["pip"])
+
+
+def stamped_scopes():
+    """What .venv holds, up to date or not."""
+    return [scope for scope in STAMPS if stamp_lines(scope)[:1] == [place_line()]]
 
 
 def write_stamp(scope):
@@ -179,8 +198,10 @@ def check_can_make_venv():
             )
 
 
-def counted(text):
-    """A line of pip's that lists every package, with their number instead."""
+def shorter(text):
+    """A line of pip's: the number of packages instead of a long list, and a plain reason instead of a Python object."""
+    if text.startswith("WARNING: Retrying "):
+        return "The package index does not answer; pip tries again"
     for start, shown in LISTS:
         if text.startswith(start):
             return "{} {} packages".format(shown, len(text[len(start) :].split()))
@@ -204,7 +225,7 @@ def run_visibly(command, lock):
         pending = b""
         while True:
             if not select.select([process.stdout], [], [], SILENCE_S)[0]:
-                say("  ... still at it ({:.0f} s)".format(time.time() - started))
+                say("  ... still working ({:.0f} s)".format(time.time() - started))
                 continue
             chunk = os.read(process.stdout.fileno(), 65536)
             lines = (pending + chunk).split(b"\n")
@@ -214,7 +235,7 @@ def run_visibly(command, lock):
             for line in lines:
                 text = line.decode("utf-8", "replace").rstrip()
                 if text and not text.strip().startswith(NOISE):
-                    say("  " + counted(text))
+                    say("  " + shorter(text))
             if not chunk:
                 break
         status = process.wait()
@@ -230,7 +251,7 @@ def run_visibly(command, lock):
         shown = " ".join(shlex.quote(part) for part in command)
         raise SetupError(
             "Set-up failed (exit status {}):\n    cd {} && {}\n"
-            "The lines above say why. The next command tries again.".format(status, shlex.quote(ROOT), shown)
+            "The lines above say why. Run the same command to try again.".format(status, shlex.quote(ROOT), shown)
         )
 
 
@@ -238,10 +259,21 @@ def make_venv(python, lock):
     run_visibly([python, "-I", "-m", "venv", VENV], lock)
 
 
-def pip_install(scope, lock):
-    options = ["--disable-pip-version-check", "--no-input", "--progress-bar=off"]
-    what = ["-c", "constraints.txt", "-e", REQUIREMENT[scope]]
+def pip_install(what, lock):
+    options = ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "-c", "constraints.txt"]
     run_visibly([VENV_PYTHON, "-I", "-u", "-m", "pip", "install", *options, *what], lock)
+
+
+def ragen_with(scopes):
+    extras = ",".join(scope for scope in scopes if scope != "base")
+    return ["-e", ".[{}]".format(extras) if extras else "."]
+
+
+def packages_of(extra):
+    """Just the packages: unlike ragen with the extra, they need no build of ragen."""
+    import tomllib  # not in Python 3.6
+
+    return tomllib.loads(read(os.path.join(ROOT, "pyproject.toml")).decode())["project"]["optional-dependencies"][extra]
 
 
 def is_ours():
@@ -252,7 +284,7 @@ def is_ours():
 
 
 def empty_our_folder():
-    """Everything but the marker: also when this is killed, the folder stays recognisable as ours."""
+    """Everything but the marker: also when this is killed, the directory stays recognisable as ours."""
     os.makedirs(VENV, exist_ok=True)
     with open(MARKER, "a"):
         pass
@@ -266,31 +298,36 @@ def empty_our_folder():
             os.remove(path)
 
 
-def set_up(scope, lock):
+def set_up(scope, lock, pip_options=()):
+    """Make or update .venv so that it has `scope`, and what it had before."""
     started = time.time()
-    stamped = stamp_lines("base")
-    in_place = stamped[:1] == [place_line()] and not missing_modules(VENV_PYTHON, ["pip"])
-    # Test tools on top of a valid base do not touch its packages (the constraints are the same): a training run in
-    # another terminal goes on, and an interruption costs only the test tools.
-    if not (in_place and ready("base")):
+    usable = in_place()
+    # Adding to a valid base does not touch its packages (the constraints are the same): a training run in another
+    # terminal continues, and an interruption costs only what was being added.
+    adding = usable and ready("base")
+    scopes = stamped_scopes() if usable else []
+    scopes += [one for one in ("base", scope) if one not in scopes]
+    if adding:
+        say("Adding the packages of '{}' to .venv (once) ...".format(scope))
+    elif usable:
         remove_stamps()
-    if in_place:
         say("Updating ragen in .venv ...")
     else:
         check_can_make_venv()
         say("Setting up ragen in .venv (once; a few minutes) ...")
-        # The Python that runs this may be that of the very .venv that goes now.
+        # The Python that runs this may be that of the very .venv that is deleted now.
         inside = sys.executable.startswith(VENV + os.sep)
         python = os.path.realpath(sys.executable) if inside else sys.executable
         empty_our_folder()
         say("Step 1, the environment: Python {}.{}.{} ...".format(*sys.version_info[:3]))
         make_venv(python, lock)
         say("Step 2, the packages, by pip ({:.0f} s so far) ...".format(time.time() - started))
-    pip_install(scope, lock)
-    write_stamp("base")
-    if scope == "dev":
-        write_stamp("dev")
-    say("ragen is set up in .venv ({:.0f} s).".format(time.time() - started))
+    what = packages_of(scope) if adding and scope in EXTRAS else ragen_with(scopes)
+    pip_install([*pip_options, *what], lock)
+    for one in scopes:
+        write_stamp(one)
+    done = "'{}' is".format(scope) if adding else "ragen is"
+    say("{} set up in .venv ({:.0f} s).".format(done, time.time() - started))
 
 
 def own_python(scope):
@@ -304,7 +341,7 @@ def own_python(scope):
             if python:
                 return python
             raise SetupError(
-                "{} {}, and has no ragen in it; it is left alone.\n"
+                "{} {}, and ragen is not installed in it; it was not changed.\n"
                 "Either use it:\n"
                 "    . .venv/bin/activate && pip install -c constraints.txt -e .\n"
                 "or move it away, and ragen makes its own.".format(
@@ -313,6 +350,27 @@ def own_python(scope):
             )
         set_up(scope, lock)
     return VENV_PYTHON
+
+
+def add(extra, optional):
+    """Add an extra to our .venv, where the command that needs it is running. Returns whether it is there.
+
+    That command reports a failure. If the extra is `optional`, the next one does not try again for a while.
+    """
+    failed = STAMPS[extra] + ".failed"
+    with locked() as lock:
+        if ready(extra):
+            return True
+        if not (is_ours() and in_place()):
+            raise SetupError(".venv is incomplete. `./ragen doctor` repairs it.")
+        if optional and os.path.exists(failed) and time.time() - os.path.getmtime(failed) < RETRY_S:
+            return False
+        try:
+            set_up(extra, lock, ["--retries=1"] if optional else [])
+        except SetupError:
+            with open(failed, "w"):
+                return False
+        return True
 
 
 def find_python(scope):
@@ -326,21 +384,24 @@ def main(arguments):
         found = "{} is Python {}.{}".format(sys.executable, *sys.version_info[:2])
         say("ragen needs Python 3.11 or newer; {}. Install a newer one, or set RAGEN_PYTHON to its path.".format(found))
         return 2
-    if len(arguments) != 1 or arguments[0] not in STAMPS:
-        say("usage: bootstrap.py base|dev")
+    additions = [["add", extra, *option] for extra in EXTRAS for option in ([], ["--optional"])]
+    if arguments not in (["base"], ["dev"], *additions):
+        say("usage: bootstrap.py base|dev, or bootstrap.py add {} [--optional]".format("|".join(EXTRAS)))
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that pip ends too
     try:
+        if arguments in additions:
+            return 0 if add(arguments[1], optional="--optional" in arguments) else 2
         print(find_python(arguments[0]))
     except SetupError as error:
         say("ragen: {}".format(error))
         return 2
     except OSError as error:  # no permission, disk full, no locks on this file system
         say("ragen: set-up failed: {}".format(error))
-        say("An environment of your own can be used instead: activate it, or set RAGEN_PYTHON.")
+        say("You can use your own environment instead: activate it, or set RAGEN_PYTHON.")
         return 2
     except KeyboardInterrupt:
-        say("ragen: set-up interrupted; the next command starts it again.")
+        say("ragen: set-up interrupted. Run the same command to start it again.")
         return 130
     return 0
 

@@ -8,6 +8,7 @@ import ast
 import fcntl
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,12 +16,16 @@ import sys
 import threading
 import time
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from ragen.errors import ConfigError
+
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_SCRIPTS = ("train.sh", "test.sh", "ragen")
+NOT_ADDED = ("all", "vllm", "dev")  # extras that no command installs
 
 
 class Checkout:
@@ -31,7 +36,7 @@ class Checkout:
         self.venv = root / ".venv"
         self.calls: list[str] = []
         (root / "scripts").mkdir(parents=True)
-        (root / "pyproject.toml").write_text("[project]\nname = 'ragen'\n")
+        (root / "pyproject.toml").write_text("[project.optional-dependencies]\nsweep = ['ray']\nwandb = ['wandb']\n")
         (root / "constraints.txt").write_text("torch==2.13.0\n")
         for name in ("scripts/bootstrap.py", "scripts/env.sh", "train.py", *ENTRY_SCRIPTS):
             shutil.copy(ROOT / name, root / name)
@@ -55,19 +60,19 @@ class Checkout:
         self.calls.append("venv")
         make_environment(self.venv)
 
-    def pip_install(self, scope: str, lock: int) -> None:
-        self.calls.append(f"pip {scope}")
+    def pip_install(self, what: list[str], lock: int) -> None:
+        self.calls.append(" ".join(["pip", *what]))
 
-    def pip_fails(self, scope: str, lock: int) -> None:
+    def pip_fails(self, what: list[str], lock: int) -> None:
         self.calls.append("failing pip")
         raise self.module.SetupError("pip failed")
 
-    def run(self, scope: str = "base") -> tuple[int, list[str]]:
+    def run(self, *arguments: str) -> tuple[int, list[str]]:
         """The exit status, and which slow steps were taken."""
         self.calls.clear()
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            return self.module.main([scope]), list(self.calls)
+            return self.module.main(list(arguments or ["base"])), list(self.calls)
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)
@@ -102,7 +107,7 @@ def checkout(tmp_path):
 
 
 def test_fresh_checkout_is_set_up_and_only_the_path_is_printed(checkout, capsys):
-    assert checkout.run() == (0, ["venv", "pip base"])
+    assert checkout.run() == (0, ["venv", "pip -e ."])
     printed = capsys.readouterr()
     assert printed.out == f"{checkout.venv}/bin/python\n"
     assert "Setting up ragen in .venv" in printed.err
@@ -117,14 +122,14 @@ def test_a_valid_stamp_starts_no_process(checkout, monkeypatch):
 
 
 def test_dev_implies_base(checkout):
-    assert checkout.run("dev") == (0, ["venv", "pip dev"])
+    assert checkout.run("dev") == (0, ["venv", "pip -e .[dev]"])
     assert checkout.run("base") == (0, [])
     assert checkout.run("dev") == (0, [])
 
 
 def test_dev_is_added_to_a_base_in_place(checkout):
     checkout.run("base")
-    assert checkout.run("dev") == (0, ["pip dev"])
+    assert checkout.run("dev") == (0, ["pip -e .[dev]"])
 
 
 def test_a_failed_dev_install_leaves_the_base_usable(checkout):
@@ -136,24 +141,24 @@ def test_a_failed_dev_install_leaves_the_base_usable(checkout):
 
 @pytest.mark.parametrize(("error", "status"), [(None, 2), (KeyboardInterrupt, 130), (OSError("disk full"), 2)])
 def test_an_unfinished_install_is_redone_from_scratch(checkout, error, status):
-    def unfinished(scope, lock):
+    def unfinished(what, lock):
         (checkout.venv / "half-installed").touch()
         if error:
             raise error
-        checkout.pip_fails(scope, lock)
+        checkout.pip_fails(what, lock)
 
     checkout.module.pip_install = unfinished
     assert checkout.run()[0] == status
     assert not (checkout.venv / ".ragen-base").exists()
 
     checkout.module.pip_install = checkout.pip_install
-    assert checkout.run() == (0, ["venv", "pip base"])
+    assert checkout.run() == (0, ["venv", "pip -e ."])
     assert not (checkout.venv / "half-installed").exists()
 
 
 def test_killed_before_the_marker_was_written(checkout):
     checkout.venv.mkdir()
-    assert checkout.run() == (0, ["venv", "pip base"])
+    assert checkout.run() == (0, ["venv", "pip -e ."])
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "pyproject.toml"])
@@ -161,8 +166,7 @@ def test_changed_dependency_files_install_again_in_place(checkout, name):
     checkout.run("dev")
     with open(checkout.root / name, "a") as file:
         file.write("# newer\n")
-    assert checkout.run() == (0, ["pip base"])
-    assert checkout.run("dev") == (0, ["pip dev"])
+    assert checkout.run() == (0, ["pip -e .[dev]"])
     assert checkout.run("dev") == (0, [])
 
 
@@ -172,13 +176,13 @@ def test_an_interrupted_update_is_redone_from_scratch(checkout):
     checkout.module.pip_install = checkout.pip_fails
     assert checkout.run() == (2, ["failing pip"])
     checkout.module.pip_install = checkout.pip_install
-    assert checkout.run() == (0, ["venv", "pip base"])
+    assert checkout.run() == (0, ["venv", "pip -e ."])
 
 
 def test_a_moved_checkout_is_redone_from_scratch(checkout, tmp_path):
     checkout.run()
     checkout.moved_to(tmp_path / "elsewhere")
-    assert checkout.run() == (0, ["venv", "pip base"])
+    assert checkout.run() == (0, ["venv", "pip -e ."])
 
 
 def test_a_python_that_went_away_is_redone_from_scratch(checkout):
@@ -186,7 +190,7 @@ def test_a_python_that_went_away_is_redone_from_scratch(checkout):
     python = checkout.venv / "bin" / "python"
     python.unlink()
     python.symlink_to("/nowhere/python3.11")
-    assert checkout.run() == (0, ["venv", "pip base"])
+    assert checkout.run() == (0, ["venv", "pip -e ."])
 
 
 def test_a_venv_of_someone_else_is_refused_untouched(checkout, capsys):
@@ -196,7 +200,7 @@ def test_a_venv_of_someone_else_is_refused_untouched(checkout, capsys):
     assert sorted(checkout.venv.rglob("*")) == before
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "left alone" in printed.err and "move it away" in printed.err
+    assert "not changed" in printed.err and "move it away" in printed.err
 
 
 def test_a_venv_of_someone_else_with_ragen_in_it_is_used(checkout, capsys):
@@ -249,6 +253,175 @@ def test_a_second_process_waits_and_then_finds_the_stamp(checkout, capsys):
     assert (second.returncode, output, rest) == (0, f"{checkout.venv}/bin/python\n", "")
 
 
+# --- extras -------------------------------------------------------------------------------------------------------
+
+
+def test_an_extra_is_added_to_the_base_and_not_installed_twice(checkout, capsys):
+    checkout.run()
+    assert checkout.run("add", "sweep") == (0, ["pip ray"])
+    assert "Adding the packages of 'sweep'" in capsys.readouterr().err
+    assert checkout.run("add", "sweep") == (0, [])
+    assert checkout.run() == (0, [])
+
+
+def test_dev_has_every_extra(checkout):
+    checkout.run("dev")
+    assert checkout.run("add", "sweep") == (0, [])
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "pyproject.toml"])
+def test_an_update_includes_the_extras_that_were_added(checkout, name):
+    checkout.run()
+    checkout.run("add", "sweep")
+    checkout.run("add", "wandb")
+    with open(checkout.root / name, "a") as file:
+        file.write("# newer\n")
+    assert checkout.run() == (0, ["pip -e .[sweep,wandb]"])
+    assert checkout.run("add", "wandb") == (0, [])
+
+
+def test_a_failed_addition_leaves_the_rest_usable_and_is_tried_again(checkout):
+    checkout.run()
+    checkout.module.pip_install = checkout.pip_fails
+    assert checkout.run("add", "sweep") == (2, ["failing pip"])
+    assert checkout.run() == (0, [])
+    checkout.module.pip_install = checkout.pip_install
+    assert checkout.run("add", "sweep") == (0, ["pip ray"])
+
+
+def test_an_optional_addition_that_failed_is_not_tried_again_at_once(checkout):
+    checkout.run()
+    checkout.module.pip_install = checkout.pip_fails
+    assert checkout.run("add", "wandb", "--optional") == (2, ["failing pip"])
+    checkout.module.pip_install = checkout.pip_install
+    assert checkout.run("add", "wandb", "--optional") == (2, [])
+    os.utime(checkout.venv / ".ragen-wandb.failed", (0, 0))
+    assert checkout.run("add", "wandb", "--optional") == (0, ["pip --retries=1 wandb"])
+
+
+def test_an_environment_that_is_incomplete_is_not_emptied_under_the_command_that_runs_in_it(checkout, capsys):
+    checkout.run()
+    (checkout.venv / ".ragen-base").unlink()
+    assert checkout.run("add", "sweep") == (2, [])
+    assert "incomplete" in capsys.readouterr().err
+    assert (checkout.venv / "bin" / "python").exists()
+
+
+def test_an_addition_never_makes_an_environment(checkout):
+    assert checkout.run("add", "sweep") == (2, [])
+    assert not checkout.venv.exists()
+
+
+@pytest.mark.parametrize("arguments", [["sweep"], ["add"], ["add", "vllm"], ["add", "sweep", "--force"], ["dev", "x"]])
+def test_wrong_arguments(checkout, arguments, capsys):
+    assert checkout.run(*arguments) == (2, [])
+    assert "usage" in capsys.readouterr().err
+
+
+@pytest.fixture
+def extras(checkout, monkeypatch):
+    """`ragen.extras` as if this Python were that of the checkout's .venv, in which only base was set up."""
+    from ragen import extras
+
+    checkout.run()
+    monkeypatch.setattr(extras, "ROOT", checkout.root)
+    monkeypatch.setattr(extras, "BOOTSTRAP", checkout.root / "scripts" / "bootstrap.py")
+    monkeypatch.setitem(extras.MODULES, "sweep", ["added_by_the_test"])
+    monkeypatch.setattr(sys, "prefix", str(checkout.venv))
+    monkeypatch.setattr(sys, "path", [str(checkout.root / "site"), *sys.path])
+    (checkout.root / "site").mkdir()
+    return extras
+
+
+def fake_bootstrap(checkout: Checkout) -> None:
+    """Replace bootstrap.py by one that "installs" `added_by_the_test` and records how it was called."""
+    (checkout.root / "scripts" / "bootstrap.py").write_text(
+        f"import pathlib, sys\nroot = pathlib.Path({str(checkout.root)!r})\n"
+        "with open(root / 'calls', 'a') as file: print(*sys.argv[1:], file=file)\n"
+        "(root / 'site' / 'added_by_the_test.py').touch()\n(root / '.venv' / '.ragen-sweep').touch()\n"
+    )
+
+
+def test_a_command_adds_what_it_needs_once(checkout, extras):
+    fake_bootstrap(checkout)
+    extras.require("sweep")
+    importlib.import_module("added_by_the_test")
+    extras.require("sweep")
+    assert (checkout.root / "calls").read_text() == "add sweep\n"
+    sys.modules.pop("added_by_the_test")
+
+
+def test_an_interrupted_addition_is_repeated_although_the_module_can_be_found(checkout, extras):
+    fake_bootstrap(checkout)
+    (checkout.root / "site" / "added_by_the_test.py").touch()
+    extras.require("sweep")
+    assert (checkout.root / "calls").read_text() == "add sweep\n"
+
+
+def test_an_addition_that_fails_is_one_line_with_a_command(checkout, extras):
+    (checkout.root / "scripts" / "bootstrap.py").write_text("raise SystemExit(2)")
+    with pytest.raises(ConfigError) as error:
+        extras.require("sweep")
+    message = str(error.value)
+    assert "added_by_the_test" in message and extras.pip_command("sweep") in message and "\n" not in message
+
+
+def test_an_interrupted_addition_interrupts_the_command(checkout, extras):
+    (checkout.root / "scripts" / "bootstrap.py").write_text("raise SystemExit(130)")
+    with pytest.raises(KeyboardInterrupt):
+        extras.require("sweep")
+
+
+def test_a_missing_logger_is_no_error(checkout, extras, monkeypatch):
+    monkeypatch.setitem(extras.MODULES, "wandb", ["added_by_the_test"])
+    fake_bootstrap(checkout)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    extras.install_loggers(["console", "wandb"])
+    assert not (checkout.root / "calls").exists()
+    monkeypatch.delenv("WANDB_MODE")
+    extras.install_loggers(["console", "wandb"])
+    assert (checkout.root / "calls").read_text() == "add wandb --optional\n"
+    (checkout.root / "scripts" / "bootstrap.py").write_text("raise SystemExit(2)")
+    extras.install_loggers(["wandb"])
+
+
+@pytest.mark.parametrize("kind", ["another prefix", "no marker", "a link"])
+def test_an_environment_of_the_users_own_is_never_changed(checkout, extras, monkeypatch, tmp_path, kind):
+    if kind == "another prefix":
+        monkeypatch.setattr(sys, "prefix", str(make_environment(tmp_path / "mine")))
+    elif kind == "no marker":
+        (checkout.venv / ".ragen").unlink()
+    else:
+        checkout.venv.rename(tmp_path / "theirs")
+        checkout.venv.symlink_to(tmp_path / "theirs")
+    fake_bootstrap(checkout)
+    with pytest.raises(ConfigError, match="added_by_the_test not installed in this environment") as error:
+        extras.require("sweep")
+    assert f"-c '{checkout.root}/constraints.txt' -e '{checkout.root}[sweep]'" in str(error.value)
+    extras.install_loggers(["sweep"])
+    assert not (checkout.root / "calls").exists()
+
+
+def test_an_installed_ragen_names_the_extra_without_a_checkout(extras, monkeypatch, tmp_path):
+    monkeypatch.setattr(extras, "ROOT", tmp_path)
+    monkeypatch.setattr(extras, "BOOTSTRAP", tmp_path / "scripts" / "bootstrap.py")
+    assert extras.pip_command("sweep").endswith("-m pip install 'ragen[sweep]'")
+
+
+def test_a_directory_of_past_runs_is_not_the_package(checkout, extras):
+    (checkout.root / "site" / "added_by_the_test").mkdir()
+    assert extras._missing("sweep") == ["added_by_the_test"]
+
+
+def test_extras_are_the_same_everywhere(checkout):
+    from ragen.extras import MODULES
+
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert list(MODULES) == list(checkout.module.EXTRAS) == [name for name in listed if name not in NOT_ADDED]
+    assert listed["all"] == [f"ragen[{','.join(MODULES)}]"]
+    assert "ragen[all]" in listed["dev"]
+
+
 # --- the processes that bootstrap starts --------------------------------------------------------------------------
 
 
@@ -265,17 +438,18 @@ def test_output_is_shown_on_stderr_without_the_noise(checkout, capsys):
         ("Installing collected packages: numpy, torch, ragen", "Installing 3 packages"),
         ("Successfully installed numpy-2.0 torch-2.9 ragen-0.1", "Installed 3 packages"),
         ("Collecting torch", "Collecting torch"),
+        ("WARNING: Retrying (Retry(total=4, …", "The package index does not answer; pip tries again"),
     ],
 )
-def test_long_lists_are_counted(checkout, line, shown):
-    assert checkout.module.counted(line) == shown
+def test_long_lines_are_shortened(checkout, line, shown):
+    assert checkout.module.shorter(line) == shown
 
 
 def test_silence_is_broken(checkout, capsys):
     checkout.module.SILENCE_S = 0.05
     with checkout.module.locked() as lock:
         checkout.module.run_visibly([sys.executable, "-c", "import time; time.sleep(0.5)"], lock)
-    assert "still at it" in capsys.readouterr().err
+    assert "still working" in capsys.readouterr().err
 
 
 def test_a_failing_command_is_named(checkout):
@@ -332,14 +506,14 @@ def test_an_activated_environment_with_ragen_is_used(checkout, tmp_path, monkeyp
 @pytest.mark.parametrize("modules", [(), ("ragen",), ("omegaconf",)])
 def test_an_activated_environment_without_ragen_is_not_used(checkout, tmp_path, monkeypatch, modules):
     monkeypatch.setenv("VIRTUAL_ENV", str(make_environment(tmp_path / "other", *modules)))
-    assert checkout.run() == (0, ["venv", "pip base"])
+    assert checkout.run() == (0, ["venv", "pip -e ."])
 
 
 def test_our_own_venv_when_activated_still_needs_its_stamp(checkout, monkeypatch):
     checkout.run()
     (checkout.venv / ".ragen-base").unlink()
     monkeypatch.setenv("VIRTUAL_ENV", str(checkout.venv))
-    assert checkout.run() == (0, ["venv", "pip base"])
+    assert checkout.run() == (0, ["venv", "pip -e ."])
 
 
 def test_tests_in_an_activated_environment_without_test_tools(checkout, tmp_path, monkeypatch, capsys):
@@ -432,14 +606,56 @@ def test_train_py_runs_this_checkouts_code_where_ragen_is_installed(checkout, tm
     assert ran.returncode == 3
 
 
+CHECKS = ["-m ruff check .", "-m ruff format --check ."]
+
+
 @pytest.mark.parametrize(
     ("ruff", "pytest_", "expected"), [(0, 0, 0), (1, 0, 1), (0, 1, 1), (1, 5, 5)], ids=["ok", "ruff", "pytest", "both"]
 )
-def test_test_sh_runs_both_checks_and_fails_if_either_does(checkout, tmp_path, ruff, pytest_, expected):
+def test_test_sh_runs_all_checks_and_fails_if_any_does(checkout, tmp_path, ruff, pytest_, expected):
     stub = script(tmp_path / "stub", f'echo "$*"\ncase "$2" in ruff) exit {ruff};; pytest) exit {pytest_};; esac\n')
     ran = run("bash", checkout.root / "test.sh", cwd=tmp_path, RAGEN_PYTHON=str(stub))
-    assert ran.stdout.splitlines() == ["-m ruff check .", "-m pytest"]
+    *checks, tests = ran.stdout.splitlines()
+    assert checks == CHECKS
+    assert re.fullmatch(r"-m pytest -n \d+ --dist worksteal", tests)
     assert ran.returncode == expected
+
+
+@pytest.mark.parametrize("fails", ["", "lint_imports", "mypy"])
+def test_test_sh_checks_imports_and_types_where_they_are_configured(checkout, tmp_path, fails):
+    with open(checkout.root / "pyproject.toml", "a") as file:
+        file.write("[tool.importlinter]\n[tool.mypy]\n")
+    stub = script(tmp_path / "stub", f'echo "$*"\ncase "$*" in *"{fails or "nothing"}"*) exit 4;; esac\n')
+    ran = run("bash", checkout.root / "test.sh", cwd=tmp_path, RAGEN_PYTHON=str(stub))
+    called = ran.stdout.splitlines()
+    assert called[:2] == CHECKS and "lint_imports" in called[2] and called[3] == "-m mypy" and len(called) == 5
+    assert ran.returncode == (4 if fails else 0)
+
+
+def test_test_sh_slow_runs_just_the_slow_tests(checkout, tmp_path, stub):
+    ran = run("bash", checkout.root / "test.sh", "--slow", "-k", "a b", cwd=tmp_path, RAGEN_PYTHON=str(stub))
+    called = " ".join(ran.stdout.splitlines()[2:])
+    assert re.fullmatch(r"<-m> <pytest> <-n> <\d+> <--dist> <worksteal> <-m> <slow> <-k> <a b>", called)
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow", "status", "last"),
+    [
+        ("5 passed, 2 skipped in 3.1s", "=== 2 passed in 75.23s (0:01:15) ===", 0, "7 passed, 0 failed"),
+        ("1 failed, 4 passed, 1 error in 3.1s", "2 passed in 1s", 1, "6 passed, 2 failed"),
+        ("5 passed in 3.1s", "1 failed in 1s", 1, "5 passed, 1 failed"),
+        ("crashed", "1 passed in 1s", 1, "1 passed, 0 failed"),
+    ],
+)
+def test_ci_runs_both_and_counts(checkout, tmp_path, fast, slow, status, last):
+    shutil.copytree(ROOT / ".ci", checkout.root / ".ci")
+    lines = [f'case "$*" in *" slow"*) echo "{slow}";; *pytest*) echo "{fast}";; esac']
+    failing = [mark for mark, text in (("slow", slow), ("worksteal", fast)) if "failed" in text or "crashed" in text]
+    lines += [f'case "$*" in *{mark}) exit 1;; esac' for mark in failing]
+    stub = script(tmp_path / "stub", "\n".join(lines) + "\n")
+    ran = run(checkout.root / ".ci" / "run", cwd=tmp_path, RAGEN_PYTHON=str(stub))
+    assert ran.stdout.splitlines()[-1] == last
+    assert ran.returncode == status
 
 
 def test_test_sh_with_arguments_runs_just_pytest(checkout, tmp_path, stub):
@@ -485,7 +701,7 @@ def test_a_failed_set_up_ends_the_script_with_its_status(checkout):
     make_environment(checkout.venv)
     ran = run("bash", checkout.root / "train.sh", cwd=checkout.root)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert "left alone" in ran.stderr
+    assert "not changed" in ran.stderr
 
 
 @pytest.mark.parametrize("name", ["scripts/bootstrap.py", "train.py"])
@@ -511,10 +727,25 @@ def test_constraints_pin_every_direct_dependency():
         if not line.startswith("#")
     }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    wanted = {name.split(">=")[0] for name in project["dependencies"] + extras["dev"] + extras["board"]}
-    assert wanted <= pinned
+    extras = [names for extra, names in project["optional-dependencies"].items() if extra not in ("all", "vllm")]
+    wanted = {name.split(">=")[0].lower() for name in sum(extras, project["dependencies"])}
+    assert wanted - {"ragen[all]"} <= pinned
     assert "torch==2.13.0\n" in (ROOT / "constraints.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_every_data_file(tmp_path):
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path]
+    ran = run(sys.executable, "-m", "pip", "wheel", *options, tmp_path, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    files = [path for path in (ROOT / "src" / "ragen").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert packed == {str(path.relative_to(ROOT / "src")) for path in files}
+    assert "ragen/py.typed" in packed
 
 
 # --- what is loaded -----------------------------------------------------------------------------------------------

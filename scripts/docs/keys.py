@@ -3,9 +3,8 @@
     PYTHONPATH=src .venv/bin/python scripts/docs/keys.py             # writes them into the page
     PYTHONPATH=src .venv/bin/python scripts/docs/keys.py --check     # exit status 1 if the page is not up to date
 
-Made from the schema (defaults, keys without effect), the published defaults and the keys of features not built yet
-(tests/data), and docs/architecture.md, which says why a default departs. What stands outside the two marks is left
-alone.
+Generated from the schema (defaults, keys without effect), the published defaults and the keys of features not built yet
+(tests/data), and docs/architecture.md, which says why a default departs. Text outside the two marks stays.
 """
 
 import argparse
@@ -45,7 +44,7 @@ def tables() -> str:
     parts = ["### The tree", ""]
     for title, rows in tree_rows().items():
         parts += [f"#### {title}", "", "| Key | Default | |", "|---|---|---|", *rows, ""]
-    parts += ["### The older dialect", "", "| Key | Default | Here |", "|---|---|---|", *dialect_rows(), ""]
+    parts += ["### The v1 command line", "", "| Key | Default | Here |", "|---|---|---|", *v1_rows(), ""]
     return "\n".join(parts)
 
 
@@ -85,7 +84,7 @@ def tag_rows() -> Iterator[str]:
 
 
 def status(key: str, value: Any) -> str:
-    """What became of a key, in words."""
+    """What became of a key."""
     if reason := keys.no_effect(key):
         return f"no effect: {reason}"
     if feature := _features().get(key.removesuffix(".num_cpus")):
@@ -100,7 +99,7 @@ def status(key: str, value: Any) -> str:
 
 @cache
 def _published() -> dict[str, Any]:
-    """Those of the recipes; where they are silent, those of the older dialect."""
+    """The published defaults of the recipes, and those of v1 under `sft`."""
     tables = yaml.safe_load((ROOT / "tests/data/published_defaults.yaml").read_text(encoding="utf-8"))
     return {key: value for key, value in tables["v1"].items() if key.startswith("sft.")} | tables["base"]
 
@@ -119,17 +118,17 @@ def _reasons() -> dict[str, str]:
     return dict(re.findall(r"^\| `([^`]+)` \| [^|]* \| [^|]* \| ([^|]*) \|$", table, re.MULTILINE))
 
 
-# --- the older dialect --------------------------------------------------------------------------------------------
+# --- the v1 command line ------------------------------------------------------------------------------------------
 
 
-def dialect_rows() -> Iterator[str]:
-    """Its keys, but for those that are the tree's own and have the same default there."""
+def v1_rows() -> Iterator[str]:
+    """The v1 keys, except those that the tree has with the same default."""
     tree, follows = leaves(resolve([], environ={}).config), _followers()
     for key, spec in v1.KEYS.items():
         if spec.targets == (key,) and tree[key] == spec.default:
             continue
         yield _row(key, spec.default, _meaning(key, spec, follows))
-    yield "| `env.name` | the first word | no effect: the first word names the environment |"
+    yield "| `env.name` | the first argument | no effect: the first argument names the environment |"
     yield "| `env.env_kwargs.<setting>` | | `custom_envs.<Tag>.env_config.<setting>` of the environment's tag |"
 
 
@@ -142,22 +141,22 @@ def _meaning(key: str, spec: v1.Key, follows: dict[str, str]) -> str:
 
 
 def _turned(spec: v1.Key) -> str:
-    """What becomes of a value on its way into the tree."""
+    """How a value is converted for the tree."""
     if spec.type is bool and spec.value(True) is False:
-        return ", turned round"
+        return ", inverted"
     if type(None) in get_args(spec.type) and not spec.null_is_unset and spec.value(None) is not None:
         return f"; null means {spec.value(None)}"
     return ""
 
 
 def _followers() -> dict[str, str]:
-    """Keys that have no place of their own in the tree -> what follows from them."""
+    """Keys without a target in the tree -> what follows from them."""
     config = resolve(["model_path=none"], environ={}).config
     found: dict[str, str] = {}
     for target, derived in v1.derived(v1.Known("sokoban", {}, config, ())).items():
         for source in derived.sources:
             if not v1.KEYS[source].targets and not keys.no_effect(target):
-                found[source] = f"`{target}`, worked out: {derived.why}"
+                found[source] = f"`{target}`, computed: {derived.why}"
     return found
 
 

@@ -23,7 +23,8 @@ from ragen.diagnose.health import Health
 from ragen.diagnose.history import series_of
 from ragen.report.verdict import validation_tags, validations
 from ragen.statistics import paired_difference
-from ragen.store.run_folder import RunFolder, read_episodes
+from ragen.store.episodes import read_episodes
+from ragen.store.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 SMALL = (

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ragen.statistics import paired_difference
-from ragen.store.run_folder import RunFolder, read_episodes
+from ragen.store.episodes import read_episodes
+from ragen.store.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("trainer.total_training_steps=60", "trainer.test_freq=60")

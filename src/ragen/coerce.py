@@ -1,16 +1,16 @@
-"""One value and the type that it should have: shared by the config tree and the environments' settings.
+"""Convert one value to the type it should have, for the config tree and for environment settings.
 
     convert("no", bool, "training.use_kl_loss")     # False
     convert([6, 6], tuple[int, int], "dim_room")    # (6, 6)
     convert("abc", int, "trainer.test_freq")        # ConfigError: trainer.test_freq=abc: takes a whole number
 
-Numbers are finite and fit into 64 bits: whatever is computed from them later cannot overflow.
+Numbers are finite and fit into 64 bits, so that what is computed from them cannot overflow.
 """
 
 import types
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ragen.errors import LARGEST, ConfigError, shown
+from ragen.errors import LARGEST, ConfigError, refused
 
 WORDS = {"true": True, "yes": True, "y": True, "on": True, "false": False, "no": False, "n": False, "off": False}
 
@@ -75,7 +75,7 @@ def _item(item: Any, kind: Any, value: Any, hint: Any, key: str) -> Any:
 def _as_scalar(value: Any, hint: type, key: str) -> Any:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if number and not abs(value) <= LARGEST:  # also nan
-        raise ConfigError(f"{key}={shown(value)}: takes {type_name(hint)}, finite and at most {LARGEST}")
+        raise refused(key, value, f"takes {type_name(hint)}, finite and at most {LARGEST}", code="not-finite")
     if hint is bool:
         if isinstance(value, bool) or (number and value in (0, 1)):
             return bool(value)
@@ -92,13 +92,13 @@ def _as_scalar(value: Any, hint: type, key: str) -> Any:
     raise wrong_type(key, value, hint)
 
 
-# --- words for messages -------------------------------------------------------------------------------------------
+# --- messages -----------------------------------------------------------------------------------------------------
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 
 
 def type_name(hint: Any) -> str:
-    """A type in words, for a message."""
+    """A type as a phrase for a message."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(map(type_name, arguments))
@@ -114,4 +114,4 @@ def type_name(hint: Any) -> str:
 
 
 def wrong_type(key: str, value: Any, hint: Any) -> ConfigError:
-    return ConfigError(f"{key}={shown(value)}: takes {type_name(hint)}")
+    return refused(key, value, f"takes {type_name(hint)}", code="type")

@@ -1,10 +1,11 @@
 """Errors that end a command with a message for the user, and the parts of such messages.
 
 raise ConfigError(f"trainer.logger={shown(name)}: unknown logger{nearest_of(name, KNOWN)}")
+raise refused("trainer.test_freq", "often", "takes a whole number", code="type")    # trainer.test_freq=often: takes …
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,20 +13,48 @@ LARGEST = 2**63 - 1  # numbers in a config are finite and fit into 64 bits
 
 
 class ConfigError(ValueError):
-    """A config that cannot work. The message is for the user: it names the key, the value and what would be right."""
+    """A config that cannot work. The message is for the user: it names the key, the value and what would be right.
+
+    For programs and tests, `key` is the key as the user typed it and `code` the kind of problem; where there are
+    several, `problems` holds one error each, and the key and code of the first are those of the whole.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        code: str | None = None,
+        problems: Sequence["ConfigError"] = (),
+    ):
+        super().__init__(message)
+        self.key, self.code, self._problems = key, code, tuple(problems)
+
+    @property
+    def problems(self) -> tuple["ConfigError", ...]:
+        return self._problems or (self,)
 
 
 class RunFailed(RuntimeError):
-    """A run that cannot go on, through no fault of its config. The message says what to do."""
+    """A run that cannot continue, though its config is right. The message says what to do."""
 
 
-def one_error(problems: list[str]) -> ConfigError:
-    """Several problems as one message; a single one stands for itself."""
-    return ConfigError(problems[0] if len(problems) == 1 else "\n  - ".join([f"{len(problems)} problems", *problems]))
+def refused(key: str, value: Any, why: str, code: str) -> ConfigError:
+    """The error for one value: `key=value: why`."""
+    return ConfigError(f"{key}={shown(value)}: {why}", key=key, code=code)
+
+
+def one_error(problems: Iterable[ConfigError]) -> ConfigError:
+    """Several problems as one error that lists each message once; a single one stays as it is."""
+    first, *others = {str(problem): problem for problem in problems}.values()
+    if not others:
+        return first
+    lines = [f"{1 + len(others)} problems", str(first), *map(str, others)]
+    return ConfigError("\n  - ".join(lines), key=first.key, code=first.code, problems=[first, *others])
 
 
 def shown(value: Any) -> str:
-    """A value in a message: on one line, and not endless."""
+    """A value in a message: on one line, and of limited length."""
     if value is None:
         return "null"
     if isinstance(value, int) and abs(value) > LARGEST:
@@ -41,6 +70,6 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def nearest_of(name: str, known: Iterable[str], what: str = "Known") -> str:
-    """The end of a message about an unknown name: the nearest one, if any, and all that there are."""
+    """The end of a message about an unknown name: the nearest one, if any, and all known ones."""
     known = list(known)
     return f"{did_you_mean(name, known) or '.'} {what}: {', '.join(known)}"

@@ -1,10 +1,15 @@
 """Numbers as people read them. None is a dash."""
 
 import math
+from collections.abc import Iterable, Sequence
+
+SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+def percent(value: float | None, interval: tuple[float, float] | None = None) -> str:
+    """33.0 %, or 33.0 % [29.1, 37.2] with its interval."""
+    bounds = "" if interval is None else f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+    return "–" if value is None else f"{100 * value:.1f} %{bounds}"
 
 
 def short(value: float | None) -> str:
@@ -26,6 +31,20 @@ def compact(value: float) -> str:
     return str(value)
 
 
+def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
+    """▁▅█: a curve of one line, between its lowest and its highest value unless other ends are given."""
+    low, high = (min(values) if low is None else low), (max(values) if high is None else high)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in values)
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lines without a final line break. A `|` in a cell would end it and becomes `/`."""
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines += [f"| {' | '.join(text.replace('|', '/') for text in texts)} |" for texts in rows]
+    return "\n".join(lines)
+
+
 def duration(seconds: float) -> str:
     """0:42, 3:07, 2:05:00, 3 d 4 h."""
     total = round(seconds)
@@ -33,3 +52,11 @@ def duration(seconds: float) -> str:
         return f"{total // 86_400} d {total % 86_400 // 3600} h"
     hours, minutes, rest = total // 3600, total % 3600 // 60, total % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def size_text(count: float) -> str:
+    """A number of bytes, as `1.2 GB`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"

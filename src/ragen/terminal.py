@@ -1,26 +1,30 @@
-"""A place to draw: in a terminal a frame replaces the one before and a long text comes page by page.
+"""Text for a terminal: frames that replace each other, long texts page by page, tables that fit the window.
 
     screen = Screen()
-    with screen.taken_over():                          # what was there before comes back at the end
+    with screen.taken_over():                          # restores the previous contents at the end
         screen.show([board, "reward +1.0"], footer=in_lines(["u undo", "q quit"], screen.width))
         screen.page(prompt, typed)
+    for line in table([{"tag": "Bandit", "random": "50 %"}], ["tag", "random"], screen.width):
+        screen.print(line, soft_wrap=True)
 
-Outside `taken_over`, and where there is no terminal, everything is printed one after the other.
+Outside `taken_over`, and without a terminal, everything is printed one after the other.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from ragen.play.keyboard import ESCAPE
-
+ESCAPE = "\x1b"
 SEPARATOR = " · "
+FIRST_COLUMN = 8  # characters of a table's first column that always stay
 
 
 class Screen(Console):
-    """Plain text stays plain: what a player types is not markup. A reader that went away is the caller's business."""
+    """A console that prints text as it is: no markup. A broken pipe is left to the caller."""
 
     def __init__(self, stderr: bool = False):
         super().__init__(highlight=False, markup=False, emoji=False, stderr=stderr)
@@ -30,9 +34,14 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
+    @property
+    def line_width(self) -> int | None:
+        """None in a pipe: lines are as long as they need to be, unless COLUMNS is set."""
+        return self.width if self.is_terminal or os.environ.get("COLUMNS") else None
+
     @contextlib.contextmanager
     def taken_over(self) -> Iterator[None]:
-        """The terminal's second screen, so that frames do not fill its history; the last of them stays on the first."""
+        """Use the terminal's second screen, to keep frames out of its history; the last frame is printed at the end."""
         if not self.is_terminal or self.is_dumb_terminal:
             yield
             return
@@ -46,23 +55,23 @@ class Screen(Console):
         self.print(*self._last_frame, sep="\n")
 
     def show(self, frame: Sequence[RenderableType], footer: str = "") -> None:
-        """One frame; the footer belongs to the moment, and is not what stays at the end."""
+        """Draw a frame. The footer is not part of what stays at the end."""
         self._last_frame = frame
-        with self:  # one write: nothing flickers
+        with self:  # one write, to avoid flicker
             if self._is_taken:
                 self.clear()
             else:
                 self.print()
             self.print(*frame, sep="\n")
             if footer:
-                # No line end behind the last row: it would push the first one out.
+                # A line end after the last row would scroll the first one out.
                 self.print(footer, style="dim", soft_wrap=True, end="" if self._is_taken else "\n")
 
     def fits(self, frame: Sequence[RenderableType], footer: str = "") -> bool:
         return len(self.render_lines(Group(*frame, footer), pad=False)) <= self.height
 
     def page(self, text: Text, typed: Iterator[str]) -> None:
-        """A text of any length, broken between words, a screen at a time."""
+        """Show a text of any length, one screen at a time."""
         rows = text.wrap(self, self.width)
         size = max(1, self.height - 1)
         pages = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -78,7 +87,7 @@ class Screen(Console):
 
 
 def in_lines(items: Iterable[str], width: int) -> str:
-    """Items in as few lines as they need, never broken within one."""
+    """Items in as few lines as possible; breaks only between items."""
     lines: list[str] = []
     for item in items:
         if lines and len(lines[-1]) + len(SEPARATOR) + len(item) <= width:
@@ -86,3 +95,46 @@ def in_lines(items: Iterable[str], width: int) -> str:
         else:
             lines.append(item)
     return "\n".join(lines)
+
+
+def table(
+    rows: Sequence[Mapping[str, str]],
+    headings: Mapping[str, str] | Sequence[str],
+    width: int | None,
+    right: Collection[str] = (),
+    dropped: Sequence[str] = (),
+    keep: float = math.inf,
+    style: Callable[[str, str], str] = lambda column, text: "",
+) -> list[Text]:
+    """A heading and one line for each row; `headings` maps columns to their titles, `right` are right-aligned.
+
+    To fit the width, columns are dropped in the order of `dropped` until the first column would keep at least `keep`
+    characters (by default all of them); then the first column is cut.
+    """
+    titles = headings if isinstance(headings, Mapping) else {name: name for name in headings}
+    columns = list(titles)
+    widths = {key: max(len(row[key]) for row in (titles, *rows)) for key in columns}
+    first = columns[0]
+
+    def excess() -> float:
+        return sum(widths[key] + 2 for key in columns) - 2 - (math.inf if width is None else width)
+
+    for key in dropped:
+        if key in columns and excess() > max(0, widths[first] - keep):
+            columns.remove(key)
+    if excess() > 0:
+        widths[first] = max(min(widths[first], FIRST_COLUMN), widths[first] - int(excess()))
+    lines = []
+    for row in (titles, *rows):
+        line = Text(style="dim" if row is titles else "")
+        for key in columns:
+            text = shortened(row[key], widths[key])
+            cell = text.rjust(widths[key]) if key in right else text.ljust(widths[key])
+            line.append("  " if line else "").append(cell, "" if row is titles else style(key, row[key]))
+        line.rstrip()
+        lines.append(line)
+    return lines
+
+
+def shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -13,12 +13,63 @@ The forced `<think>`, the headers and the `<|im_end|>` that closes the cut reply
 the last `<|im_end|>` was sampled, so it is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-
-from ragen.agent.episode import EpisodeState, TurnResult
+from typing import Any
 
 STOPS = ("end_of_turn", "answer", "length")  # why a reply ended; "length" means that it was cut off
+
+# How an episode ended -> (terminated, truncated). A success is terminated and not truncated: only `won` is one.
+ENDINGS = {
+    "": (False, False),  # still running
+    "won": (True, False),
+    "lost": (True, True),
+    "max_actions": (True, True),
+    "invalid": (True, True),  # a reply without a valid action, where the tag says `end_on_invalid`
+    "max_turn": (False, False),
+    "max_length": (False, True),  # the next prompt would not fit into the context; see `window`
+}
+
+
+@dataclass(frozen=True)
+class EpisodeState:
+    """Where an episode stands."""
+
+    state: Any  # the environment's own
+    num_turns: int = 0
+    num_actions: int = 0  # executed so far; also the index of the next step's noise
+    reward: float = 0.0  # the environment's, summed over turns
+    penalty: float = 0.0  # format penalties, summed over turns
+    warn_invalid: bool = False  # the last reply had no valid action: the next prompt says so
+    ended_by: str = ""  # a key of ENDINGS
+
+    @property
+    def finished(self) -> bool:
+        return self.ended_by != ""
+
+    @property
+    def terminated(self) -> bool:
+        return ENDINGS[self.ended_by][0]
+
+    @property
+    def truncated(self) -> bool:
+        return ENDINGS[self.ended_by][1]
+
+    @property
+    def success(self) -> bool:
+        return self.terminated and not self.truncated
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    """What one reply did."""
+
+    reward: float  # the environment's reward of this turn
+    penalty: float  # the format penalty of this turn: `rules.format_penalty` or 0
+    actions: tuple[Hashable, ...]  # executed, in order
+    num_listed: int  # actions that the reply named
+    num_valid: int  # of them, known to the environment; some may not have been executed
+    num_effective: int  # of the executed, those that changed something
 
 
 @dataclass(frozen=True)

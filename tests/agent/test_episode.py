@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen.agent.episode import ENDINGS, EpisodeState, noise_stream, take_turn
+from ragen.agent.episode import noise_stream, take_turn
 from ragen.env.base import Tag
+from ragen.types import ENDINGS, EpisodeState
 
 CALM = [1.0] * 100
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from ragen.agent.episode import TurnResult
 from ragen.agent.prompt import STYLES
 from ragen.env.base import Tag
 from ragen.env.registry import catalogue, make
-from ragen.types import Turn
+from ragen.types import Turn, TurnResult
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen.agent.episode import EpisodeState, TurnResult
 from ragen.agent.prompt import STYLES
 from ragen.agent.template import ChatTemplate
 from ragen.agent.window import WINDOWS, View
 from ragen.env.base import Tag
-from ragen.types import Episode, Turn
+from ragen.types import Episode, EpisodeState, Turn, TurnResult
 
 OPEN = "<|im_start|>assistant\n<think>"
 REPLIES = [" One.</think><answer>Left</answer>", " Two, and then the", " Three.</think><answer>Right</answer>"]

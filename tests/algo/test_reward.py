@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ragen.algo.experience import number_turns
 from ragen.algo.reward import GROUPINGS, normalize_scores, token_rewards
-from ragen.errors import ConfigError
 
 METHODS = ("identity", "mean", "mean_std", "asym_clip")
 SCORES, GROUPS, TAGS = [1.0, 2.0, 3.0, 0.0, 10.0], [4, 4, 4, 1, 1], [0, 0, 0, 0, 7]
@@ -69,15 +68,11 @@ def test_float32_stays_float32():
 
 
 @pytest.mark.parametrize(
-    ("grouping", "method", "message"),
-    [
-        ("level", "mean", "grouping=level: choose from state, inductive, batch"),
-        ("level", "identity", "grouping=level"),
-        ("state", "rank", "method=rank: choose from identity, mean, mean_std, asym_clip"),
-    ],
+    ("grouping", "method", "wrong"),
+    [("level", "mean", "level"), ("level", "identity", "level"), ("state", "rank", "rank")],
 )
-def test_unknown_choices_are_refused(grouping, method, message):
-    with pytest.raises(ConfigError, match=message):
+def test_unknown_choices_are_refused(grouping, method, wrong):
+    with pytest.raises(AssertionError, match=wrong):
         normalized(SCORES, grouping, method)
 
 

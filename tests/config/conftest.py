@@ -1,4 +1,4 @@
-"""The older dialect as it is on a machine with a GPU; what the embedded model changes has tests of its own."""
+"""The v1 command line as it is on a machine with a GPU; test_pocket_defaults.py tests the embedded model."""
 
 import pytest
 
@@ -6,6 +6,6 @@ from ragen.config import default_model
 
 
 @pytest.fixture(autouse=True)
-def a_model_can_be_had(request, monkeypatch):
+def a_model_is_available(request, monkeypatch):
     if "no_gpu" not in request.keywords:
         monkeypatch.setattr(default_model, "choose", lambda environ: (default_model.QWEN, "for this test"))

@@ -5,8 +5,8 @@ import pytest
 from ragen.agent.prompt import STYLES
 from ragen.agent.window import WINDOWS
 from ragen.algo import advantage, kl, loss, reward
+from ragen.checkpoint.save import CONTENTS
 from ragen.config.keys import FIELDS
-from ragen.store.checkpoint import CONTENTS
 
 AT_HOME = {
     "algorithm.adv_estimator": advantage.ESTIMATORS,

@@ -1,4 +1,4 @@
-"""Override forms, layers, origins, and both dialects in one command."""
+"""Override forms, precedence, origins, and v1 keys beside tree keys in one command."""
 
 import pytest
 from hypothesis import given
@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 from ragen.config.compose import resolve
 from ragen.config.derive import in_proportion
 from ragen.config.schema import Config
-from ragen.config.tree import ConfigError, build, leaves, to_dict
+from ragen.config.tree import build, leaves, to_dict
+from ragen.errors import ConfigError
 
 
-def tree(*words, **options):
-    return leaves(resolve(words, environ={}, **options).config)
+def tree(*overrides, **options):
+    return leaves(resolve(overrides, environ={}, **options).config)
 
 
 @pytest.mark.parametrize(
-    ("words", "key", "value"),
+    ("overrides", "key", "value"),
     [
         (["es_manager.train.env_groups=4", "es_manager.train.env_configs.n_groups=[4]"], "es_manager.train.env_configs.n_groups", [4]),
         (["es_manager.train.env_groups=4"], "es_manager.train.env_configs.n_groups", [4]),
@@ -50,8 +51,8 @@ def tree(*words, **options):
         (["actor_rollout_ref.rollout.rollout_filter_include_zero=false"], "actor_rollout_ref.rollout.rollout_filter_include_zero", False),
     ],
 )  # fmt: skip
-def test_override_forms(words, key, value):
-    assert tree(*words)[key] == value
+def test_override_forms(overrides, key, value):
+    assert tree(*overrides)[key] == value
 
 
 def test_delete_takes_back_what_the_recipe_set():
@@ -85,23 +86,29 @@ def test_built_in_recipes_are_found_beside_one_s_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "code", "key", "way_out"),
     [
-        ("trainer: [1", "recipe"),
-        ("- a", "recipe"),
-        ("5", "recipe"),
-        ("defaults: [nowhere]", "nowhere"),
-        ("trainer:", "trainer=null: this is a group of keys"),
-        ("trainer: {test_frq: 3}", "recipe mine: unknown key trainer.test_frq; did you mean trainer.test_freq?"),
-        ("training: {n_rollout: 8}", "a recipe says es_manager.train.group_size"),
-        ("actor_rollout_ref: {actor: {use_ref: false, use_kl_loss: true, kl_loss_coef: 0.1}}", "use_ref=False, but"),
+        ("trainer: [1", "bad-recipe", "mine", "mine.yaml"),
+        ("- a", "bad-recipe", "mine", "mine.yaml"),
+        ("5", "bad-recipe", "mine", "mine.yaml"),
+        ("defaults: [nowhere]", "bad-recipe", "mine", "nowhere"),
+        ("trainer:", "group", "trainer", "a group of keys"),
+        ("trainer: {test_frq: 3}", "unknown-key", "trainer.test_frq", "did you mean trainer.test_freq?"),
+        ("training: {n_rollout: 8}", "unknown-key", "training.n_rollout", "es_manager.train.group_size"),
+        (
+            "actor_rollout_ref: {actor: {use_ref: false, use_kl_loss: true, kl_loss_coef: 0.1}}",
+            "reference-model",
+            "actor_rollout_ref.actor.use_ref",
+            "coefficient 0.1",
+        ),
     ],
 )
-def test_a_broken_recipe_is_one_message(tmp_path, text, says):
+def test_a_broken_recipe_is_one_error(tmp_path, text, code, key, way_out):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         resolve([], config_name="mine", config_dir=str(tmp_path), environ={})
-    assert says in str(caught.value)
+    assert (caught.value.code, caught.value.key) == (code, key)
+    assert way_out in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +127,11 @@ def test_origins():
     assert origins["trainer.default_local_dir"] == "follows trainer.project_name, trainer.experiment_name"
     assert origins["agent_proxy.max_actions_per_turn"] == "v1 default (sokoban)"
     assert "10000 levels / 8 groups x 5 epochs" in origins["trainer.total_training_steps"]
-    assert "agent_proxy.max_turn" not in origins  # set by the dialect, to the value it has anyway
+    assert "agent_proxy.max_turn" not in origins  # set by the v1 defaults, to the value it has anyway
     assert resolve([], config_name="_1_bandit", environ={}).origins["agent_proxy.max_turn"] == "recipe _1_bandit"
 
 
-def test_dialects_mix():
+def test_v1_keys_and_tree_keys_mix():
     mixed = tree("sokoban", "training.train_batch_size=4", "es_manager.train.group_size=8", "ppo_mini_batch_size=32")
     assert (mixed["es_manager.train.env_groups"], mixed["es_manager.train.group_size"]) == (4, 8)
     assert mixed["trainer.total_training_steps"] == 12_500
@@ -153,7 +160,7 @@ def test_kl_moves_into_the_reward():
 
 
 @pytest.mark.parametrize(
-    ("visible", "words", "devices"),
+    ("visible", "overrides", "devices"),
     [
         (None, [], "0"),
         (None, ["trainer.n_gpus_per_node=4"], "0,1,2,3"),
@@ -175,13 +182,13 @@ def test_kl_moves_into_the_reward():
         (None, ["system.CUDA_VISIBLE_DEVICES=[MIG-a,MIG-b]", "trainer.n_gpus_per_node=2"], "MIG-a,MIG-b"),
     ],
 )
-def test_device_list(visible, words, devices):
+def test_device_list(visible, overrides, devices):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert devices == resolve(words, environ=environ).config.system.CUDA_VISIBLE_DEVICES
+    assert devices == resolve(overrides, environ=environ).config.system.CUDA_VISIBLE_DEVICES
 
 
 @pytest.mark.parametrize(
-    ("words", "needed"),
+    ("overrides", "needed"),
     [
         ([], False),
         (["actor_rollout_ref.actor.use_ref=True"], False),
@@ -193,8 +200,8 @@ def test_device_list(visible, words, devices):
         (["sokoban", "optimization.kl_coef=0"], False),
     ],
 )
-def test_a_reference_model_exists_only_for_a_kl_term(words, needed):
-    assert tree(*words)["actor_rollout_ref.actor.use_ref"] is needed
+def test_a_reference_model_exists_only_for_a_kl_term(overrides, needed):
+    assert tree(*overrides)["actor_rollout_ref.actor.use_ref"] is needed
 
 
 def test_no_effect_keys_are_listed_only_when_typed():
@@ -204,7 +211,7 @@ def test_no_effect_keys_are_listed_only_when_typed():
 
 
 @pytest.mark.parametrize(
-    ("words", "listed"),
+    ("overrides", "listed"),
     [
         (["sokoban", "training.total_epochs=3", "training.max_start_length=500", "training.max_obs_length=100"], set()),
         (["sokoban", "training.total_epochs=3", "trainer.total_training_steps=7"], {"training.total_epochs"}),
@@ -215,8 +222,8 @@ def test_no_effect_keys_are_listed_only_when_typed():
         (["~actor_rollout_ref.rollout.enforce_eager"], set()),
     ],
 )
-def test_exactly_the_keys_without_effect_are_listed(words, listed):
-    assert set(resolve(words, environ={}).no_effect) == listed
+def test_exactly_the_keys_without_effect_are_listed(overrides, listed):
+    assert set(resolve(overrides, environ={}).no_effect) == listed
 
 
 def test_keys_without_effect_in_a_recipe_are_listed(tmp_path):
@@ -236,20 +243,21 @@ def test_a_config_rebuilds_from_its_own_dict():
 
 
 @pytest.mark.parametrize(
-    ("words", "sizes"),
+    ("overrides", "sizes"),
     [
         (["es_manager.val.env_groups=4"], [2, 2]),
         (["es_manager.val.env_groups=5"], [3, 2]),
         (["es_manager.val.env_groups=4", "es_manager.val.env_configs.n_groups=[1,3]"], [1, 3]),
     ],
 )
-def test_the_groups_of_each_tag_follow_their_number(words, sizes):
-    assert tree(*words, config_name="_1_bandit")["es_manager.val.env_configs.n_groups"] == sizes
+def test_the_groups_of_each_tag_follow_their_number(overrides, sizes):
+    assert tree(*overrides, config_name="_1_bandit")["es_manager.val.env_configs.n_groups"] == sizes
 
 
 def test_fewer_groups_than_tags_are_refused():
-    with pytest.raises(ConfigError, match=r"n_groups=\[256, 256\] sums to 512, but .*env_groups is 1"):
+    with pytest.raises(ConfigError) as caught:
         resolve(["es_manager.val.env_groups=1"], config_name="_1_bandit", environ={})
+    assert (caught.value.code, caught.value.key) == ("group-counts", "es_manager.val.env_configs.n_groups")
 
 
 def test_remainders_decide_who_gets_more():

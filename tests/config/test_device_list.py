@@ -6,7 +6,8 @@ import pytest
 
 from ragen.config.compose import resolve
 from ragen.config.devices import VARIABLE, visible
-from ragen.train import loop
+from ragen.run import session
+from ragen.train import trainer
 
 
 @pytest.mark.parametrize("before", [None, "", "4,5"])
@@ -39,7 +40,7 @@ def test_a_run_sees_its_own_before_it_looks_for_any(monkeypatch, word, seen):
         raise RuntimeError("far enough")
 
     monkeypatch.setenv(VARIABLE, "0")
-    monkeypatch.setattr(loop.Workers, "join", join)
+    monkeypatch.setattr(session.Workers, "join", join)
     with pytest.raises(RuntimeError, match="far enough"):
-        loop.train(resolve([word, "model_path=pocket"], environ={}).config)
+        trainer.train(resolve([word, "model_path=pocket"], environ={}).config)
     assert looked == [seen] and os.environ[VARIABLE] == "0"

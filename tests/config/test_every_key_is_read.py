@@ -76,8 +76,9 @@ def test_what_is_not_built_yet_is_still_not():
 @pytest.mark.parametrize("key", CHECKED_ONLY)
 def test_other_values_are_refused(key):
     assert key not in read_keys(), f"{key} is read now: take it off CHECKED_ONLY"
-    with pytest.raises(ConfigError, match=re.escape(f"{key}={CHECKED_ONLY[key]}")):
+    with pytest.raises(ConfigError) as caught:
         resolve([f"{key}={CHECKED_ONLY[key]}"], environ={})
+    assert caught.value.key == key
 
 
 # --- the watching itself ------------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Groups, turns and prompts without a game or a model, for the tests of collapse metrics."""
 
-from ragen.agent.episode import TurnResult
 from ragen.diagnose.collapse import Pair, Samples
-from ragen.types import Episode, Group, Turn
+from ragen.types import Episode, Group, Turn, TurnResult
 
 
 def turn(given, reply, continues=False):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ragen.cli import _parser, _train_parser, main
+from ragen.cli import main, train, verb_module
 from ragen.config.compose import resolve
 from ragen.experiment.command import sweep
 from ragen.store.run_folder import RunFolder
-from ragen.train import loop
+from ragen.train import trainer
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))]
@@ -46,8 +46,8 @@ def test_what_is_trained_resolves(page, words, has_gpu, monkeypatch):
     monkeypatch.setattr("ragen.config.default_model.has_gpu", lambda: has_gpu)
     if words == ["--help"]:
         return
-    options = _train_parser().parse_intermixed_args(words)
-    resolve(options.words, options.config_name, options.config_dir, environ={})
+    options = train.parser().parse_intermixed_args(words)
+    resolve(options.overrides, options.config_name, options.config_dir, environ={})
 
 
 @pytest.mark.parametrize(("page", "words"), OTHERS, ids=[f"{page}: {' '.join(words)}" for page, words in OTHERS])
@@ -62,7 +62,7 @@ def test_other_commands_are_understood(page, words, tmp_path, monkeypatch):
                 (tmp_path / word / "actor/config.json").touch()
         assert main([*words, "--dry-run"]) == 0
     else:
-        _parser().parse_args(words)
+        verb_module(words[0]).parser().parse_args(words[1:])
 
 
 def test_commands_were_found_at_all():
@@ -80,7 +80,7 @@ def test_links_lead_somewhere(page):
 def test_the_python_of_the_quickstart_runs(monkeypatch, tmp_path, capsys):
     """As it stands, on a smaller scale."""
     monkeypatch.setattr("ragen.config.default_model.has_gpu", lambda: False)
-    whole = loop.train
+    whole = trainer.train
 
     def small(config):
         config.trainer = replace(config.trainer, total_training_steps=1, default_local_dir=str(tmp_path / "run"))
@@ -88,7 +88,7 @@ def test_the_python_of_the_quickstart_runs(monkeypatch, tmp_path, capsys):
             envs.env_groups, envs.group_size, envs.env_configs.n_groups = 1, size, [1]
         return whole(config)
 
-    monkeypatch.setattr(loop, "train", small)
+    monkeypatch.setattr(trainer, "train", small)
     names = {}
     for block in blocks("docs/quickstart.md", "python"):
         exec(block, names)

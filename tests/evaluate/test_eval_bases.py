@@ -4,16 +4,17 @@ import re
 
 import pytest
 
+from ragen.checkpoint.parts import Parts, part_of
+from ragen.checkpoint.save import CheckpointStore
 from ragen.config.compose import resolve
 from ragen.errors import ConfigError
 from ragen.evaluate import run as running
 from ragen.evaluate.command import parser, read
 from ragen.evaluate.models import LocalModel, local_model, with_bases
-from ragen.evaluate.run import Plan, Row, evaluate
+from ragen.evaluate.run import EvaluationPlan, ModelResult, evaluate
 from ragen.evaluate.setting import Wanted, settings
 from ragen.evaluate.table import cells, headings, reference_of
 from ragen.model.load import find_model, load_model
-from ragen.store.checkpoint import CheckpointStore, Parts, part_of
 from ragen.store.run_folder import RunFolder
 
 WORDS = ["agent_proxy.max_turn=2", "es_manager.val.env_groups=3"]
@@ -49,7 +50,9 @@ def test_a_base_that_is_no_longer_there_is_no_name_on_the_hub(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path / "here")
     place = "trainer.default_local_dir=runs/one"
     model = trained(tmp_path / "runs", "one", f"model_path={base}", place)
-    with pytest.raises(ConfigError, match=rf"run {tmp_path}/runs/one began from {re.escape(base)}, and there is no"):
+    with pytest.raises(
+        ConfigError, match=rf"run {tmp_path}/runs/one began from {re.escape(base)}, which exists neither here"
+    ):
         with_bases([model])
 
 
@@ -85,7 +88,7 @@ def test_the_run_decides_what_is_played(tmp_path):
 
 def test_after_is_compared_with_before():
     def row(model, max_turn, against=""):
-        return Row(model, "Sokoban", max_turn, (), None, {}, {}, None, against=against)
+        return ModelResult(model, "Sokoban", max_turn, (), None, {}, {}, None, against=against)
 
     names = [("small", ""), ("small/100", "small"), ("large", ""), ("large/100", "large"), ("other", "")]
     rows = [row(model, turns, against) for model, against in names for turns in (5, 25)]
@@ -116,7 +119,7 @@ def test_what_was_played_is_kept_for_a_later_call(tmp_path, loads):
     def play(models, folder, **options):
         wanted = Wanted(models)
         words = [f"output.dir={tmp_path / folder}", "output.append_timestamp=False"]
-        return evaluate(Plan(wanted, settings(wanted, words), **options), lambda text: None)
+        return evaluate(EvaluationPlan(wanted, settings(wanted, words), **options), lambda text: None)
 
     whole = play(more, "whole")
     assert loads == ["pocket", "run/global_step_1", "blank"] and not list((tmp_path / "whole").glob(".journal-*"))

@@ -12,13 +12,12 @@ import pytest
 from ragen.cli import main
 from ragen.config.compose import resolve
 from ragen.errors import ConfigError, RunFailed
-from ragen.evaluate.command import EXAMPLES, command, how_to_go_on, parser, read
+from ragen.evaluate.command import EXAMPLES, command, how_to_resume, parser, read
 from ragen.evaluate.models import LocalModel, ServerModel, local_model, models_of_experiment
 from ragen.evaluate.run import Evaluation
 from ragen.evaluate.setting import settings
-from ragen.experiment.cell import Options
-from ragen.experiment.cell import words as words_of
-from ragen.experiment.plan import expand
+from ragen.experiment.expand import expand
+from ragen.experiment.plan import Options, overrides_on
 from ragen.experiment.results import write_record
 from ragen.store.manifest import Manifest, write_manifest
 
@@ -143,7 +142,7 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
     ("line", "says"),
     [
         ("", "name a model"),
-        ("./nowhere", "no such folder"),
+        ("./nowhere", "no such directory"),
         ("pocket pocket", "a model is named twice: pocket"),
         ("pocket --env sokobann", "did you mean sokoban"),
         ("pocket --env sokoban,SimpleSokoban", "named twice"),
@@ -153,17 +152,17 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
         ("pocket --max-turns 5,x", "give numbers, such as 5 or 5,25"),
         ("pocket --max-turns 0", "at least 1"),
         ("pocket --max-turns 5,5", "different numbers"),
-        ("pocket --max-turns 5 agent_proxy.max_turn=5", "say the same thing"),
+        ("pocket --max-turns 5 agent_proxy.max_turn=5", "set the same value"),
         ("pocket --episodes 0", "--episodes 0: must be at least 1"),
-        ("pocket --episodes 5 es_manager.val.env_groups=5", "--episodes and es_manager.val.env_groups say the same"),
+        ("pocket --episodes 5 es_manager.val.env_groups=5", "--episodes and es_manager.val.env_groups set the same"),
         ("pocket --temperature -1", "must be 0 (greedy) or more"),
         ("pocket --temperature nan", "must be 0 (greedy) or more"),
         ("pocket --split vall", "must be one of train, val, test, sft"),
-        ("pocket --output x output.dir=y", "say the same thing"),
-        ("pocket output.filename=a/b", "its folder is output.dir"),
-        ("pocket output.keep_batch_keys=[ids]", "output.keep_batch_keys: there is no 'ids'"),
+        ("pocket --output x output.dir=y", "set the same value"),
+        ("pocket output.filename=a/b", "its directory is output.dir"),
+        ("pocket output.keep_batch_keys=[ids]", "output.keep_batch_keys: unknown key 'ids'"),
         ("pocket output.fromat=pkl", "did you mean output.format?"),
-        ("pocket model_path=other", "a model is named without a key"),
+        ("pocket model_path=other", "name a model without a key"),
         ("--api-base http://x/v1", "belong together"),
         ("--api-model m", "belong together"),
         ("--api-base x/v1 --api-model m", "must begin with http:// or https://"),
@@ -175,7 +174,7 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
         ("--api-base http://h:abc/v1 --api-model m", "--api-base http://h:abc/v1: Port"),
         ("--api-base http://h:99999/v1 --api-model m", "--api-base http://h:99999/v1: Port"),
         ("--api-base http://[::1/v1 --api-model m", "--api-base http://[::1/v1: Invalid IPv6"),
-        ("--api-base 'http://h/a b/v1' --api-model m", "are written as %20 and %C3%BC"),
+        ("--api-base 'http://h/a b/v1' --api-model m", "as %20 and %C3%BC"),
         ("--api-base http://h/ü/v1 --api-model m", "--api-base 'http://h/ü/v1': "),
         ("pocket --env ''", "--env '': no such environment"),
         ("pocket --concurrency 0", "--concurrency 0: must be at least 1"),
@@ -222,7 +221,7 @@ def test_a_misspelt_folder_is_refused_before_anything_plays(tmp_path, monkeypatc
     for words in (["--dry-run"], []):
         assert main(["eval", "pocket", name, *words]) == 2
         err = capsys.readouterr().err
-        assert f"model {name}: no such folder; " in err and says in err and "Traceback" not in err
+        assert f"model {name}: no such directory; " in err and says in err and "Traceback" not in err
 
 
 def test_a_misspelt_folder_is_looked_for_where_the_user_is(tmp_path):
@@ -239,7 +238,7 @@ def test_every_model_is_found_before_the_first_one_plays(tmp_path, monkeypatch, 
     config["base_model_name_or_path"] = str(tmp_path / "gone")
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     (adapter / "adapter_model.safetensors").touch()
-    monkeypatch.setattr("ragen.evaluate.run._play_all", lambda *given: pytest.fail("something plays"))
+    monkeypatch.setattr("ragen.evaluate.run._play_model", lambda *given: pytest.fail("something plays"))
     assert main(["eval", "pocket", str(adapter), "--output", str(tmp_path / "out")]) == 2
     assert f"model {adapter} is an adapter of {tmp_path / 'gone'}" in capsys.readouterr().err
 
@@ -259,17 +258,19 @@ def test_going_on_does_not_begin_anew(tmp_path, monkeypatch, capsys, end, status
     monkeypatch.setattr("ragen.evaluate.run.evaluate", evaluate)
     assert main(["eval", "pocket", "--fresh", "--output", "not--fresh", "--env", "sokoban"]) == status
     said = capsys.readouterr().err
-    assert "the same command without --fresh goes on: ./ragen eval pocket --output not--fresh --env sokoban" in said
+    assert (
+        "run the same command without --fresh to resume: ./ragen eval pocket --output not--fresh --env sokoban" in said
+    )
 
 
 def test_going_on_is_the_same_command():
-    assert how_to_go_on(["pocket", "--env=bandit"]).endswith(
-        "the same command goes on: ./ragen eval pocket --env=bandit"
+    assert how_to_resume(["pocket", "--env=bandit"]).endswith(
+        "run the same command to resume: ./ragen eval pocket --env=bandit"
     )
 
 
 def test_an_empty_folder_is_no_model(tmp_path):
-    with pytest.raises(ConfigError, match="holds neither a Hugging Face model"):
+    with pytest.raises(ConfigError, match="has neither a Hugging Face model"):
         local_model(str(tmp_path))
     (tmp_path / "global_step_3" / "actor").mkdir(parents=True)
     with pytest.raises(ConfigError, match="saved without `model`"):
@@ -304,7 +305,7 @@ def test_an_experiment_is_every_one_of_its_runs(tmp_path, monkeypatch):
 def test_model_scaling_leaves_what_can_be_evaluated():
     for model in ("pocket", "Qwen/Qwen2.5-0.5B-Instruct"):
         (cell,) = expand("model_scaling", Options(gpus=("cpu",), steps=3, settings=(("model", model),))).cells
-        config = resolve([*cell.start, *words_of(cell, ("cpu",))], environ={}).config
+        config = resolve([*cell.start, *overrides_on(cell, ("cpu",))], environ={}).config
         assert config.trainer.save_freq > 0, "the last step is then saved, whatever its number"
 
 
@@ -327,4 +328,4 @@ def test_environments_are_played_by_as_many_at_a_time_as_there_is_room_for():
 
 def test_a_log_of_nothing(tmp_path, capsys):
     assert main(["eval", str(tmp_path / "x.log")]) == 2
-    assert "no experiment has written this log" in capsys.readouterr().err
+    assert "not the log of an experiment" in capsys.readouterr().err

@@ -4,14 +4,15 @@ import shutil
 
 import pytest
 
+from ragen.checkpoint.merge import merge, plan
+from ragen.checkpoint.model_folder import write_model_folder
+from ragen.checkpoint.parts import part_of
 from ragen.config.compose import resolve
 from ragen.evaluate.models import LocalModel, local_model, with_bases
 from ragen.evaluate.setting import Wanted, settings
 from ragen.model.load import find_model, load_model
 from ragen.model.lora import add_adapters, save_adapter
-from ragen.store.checkpoint import part_of, write_model_folder
 from ragen.store.manifest import Manifest, write_manifest
-from ragen.store.merge import merge, plan
 from ragen.store.run_folder import RunFolder
 
 WORDS = ["model_path=pocket", "agent_proxy.max_turn=3", "es_manager.val.env_groups=7", "seed.val=77"]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragen.evaluate.metrics import Outcome, difference, ks_of, mean, measure, pass_at_k, rate, ratio, wins_of
-from ragen.statistics import paired_difference, wilson
+from ragen.evaluate.metrics import Outcome, difference, ks_of, measure, pass_at_k, ratio, wins_of
+from ragen.statistics import mean, paired_difference, rate, wilson
 
 
 def outcome(seed, success, score=1.0, turns=2, invalid=0, tokens=10):
@@ -48,8 +48,8 @@ def test_numbers_of_two_levels():
     assert found.success.value == 0.25
     assert {k: estimate.value for k, estimate in found.pass_at.items()} == {1: 0.25, 2: 0.5}
     assert found.mean_return.value == 0.0
-    # Means of the levels are 1 and -1: s = sqrt(2), so 12.706 * sqrt(2) / sqrt(2).
-    assert isclose(found.mean_return.high, 12.706) and isclose(found.mean_return.low, -12.706)
+    # Means of the levels are 1 and -1: s = sqrt(2), so 12.7062047362 * sqrt(2) / sqrt(2).
+    assert isclose(found.mean_return.high, 12.7062047362) and isclose(found.mean_return.low, -12.7062047362)
     assert found.turns.value == 2.5
     assert found.tokens.value == 6.0
     assert found.invalid.value == 0.3
@@ -79,7 +79,7 @@ def test_a_ratio_counts_levels_by_their_size():
     found = ratio([0, 3], [1, 3])
     assert found.value == 0.75
     # Rests -0.75 and 0.75: variance 1.125, times 2, over 16.
-    assert found.low == max(0.0, 0.75 - 12.706 * sqrt(2 * 1.125 / 16))
+    assert found.low == max(0.0, 0.75 - 12.7062047362 * sqrt(2 * 1.125 / 16))
     assert ratio([0, 0], [2, 2]).low == 0.0 < ratio([0, 0], [2, 2]).high
     assert mean([3.0]).low is None
 
@@ -104,9 +104,9 @@ def test_differences_with_several_samples():
         outcome(3, False),
     ]
     found = difference(before, after)
-    # Changes 0.5, 1, 0: mean 0.5, s 0.5, 4.303 * 0.5 / sqrt(3) = 1.242.
+    # Changes 0.5, 1, 0: mean 0.5, s 0.5, 4.3026527297 * 0.5 / sqrt(3) = 1.242.
     assert found.mean == 0.5 and found.high == 1.0
-    assert found.low == pytest.approx(0.5 - 4.303 * 0.5 / sqrt(3))
+    assert found.low == pytest.approx(0.5 - 4.3026527297 * 0.5 / sqrt(3))
     assert found.is_noise
 
 

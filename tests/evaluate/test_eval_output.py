@@ -1,6 +1,8 @@
 """JSON lines: what they hold, what is left out on request, and the same episodes back."""
 
 import json
+import math
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from ragen.config.compose import resolve
 from ragen.config.schema import Output
 from ragen.engine.native.engine import NativeEngine
 from ragen.errors import ConfigError
+from ragen.evaluate.metrics import outcome_of
 from ragen.evaluate.output import (
     BATCH_KEYS,
     check_keys,
@@ -21,9 +24,9 @@ from ragen.evaluate.output import (
     output_path,
     read_lines,
     record_of,
-    write_lines,
 )
 from ragen.rollout.collect import GroupRequest, World, collect
+from ragen.store import json_lines
 from ragen.train.validation import validation_sampling
 
 WORDS = ["model_path=pocket", "actor_rollout_ref.rollout.val_kwargs.temperature=1.0", "agent_proxy.max_turn=3"]
@@ -51,10 +54,29 @@ def played(pocket, tag, *words):
 )
 def test_lines_read_back_are_the_same_episodes(pocket, tmp_path, tag, words):
     episodes, world = played(pocket, tag, *words)
-    write_lines(
+    json_lines.write(
         tmp_path / "lines.jsonl", [record_of(episode, world, f"traj_{i}") for i, episode in enumerate(episodes)]
     )
     assert [episode_of(line, world) for line in read_lines(tmp_path / "lines.jsonl")] == episodes
+
+
+def test_a_missing_or_damaged_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="file not found"):
+        read_lines(tmp_path / "lines.jsonl")
+    (tmp_path / "lines.jsonl").write_text('{"custom_id": "traj_0"}\n{"custom_id"')
+    with pytest.raises(ConfigError, match=r"last line of lines\.jsonl is torn"):
+        read_lines(tmp_path / "lines.jsonl")
+
+
+def test_an_endless_reward_is_text_in_a_line_and_a_number_again_when_read(pocket):
+    (episode, *_), world = played(pocket, "SimpleSokoban")
+    first = replace(episode.turns[0], result=replace(episode.turns[0].result, reward=-math.inf))
+    final = replace(episode.final, reward=-math.inf)
+    endless = replace(episode, turns=(first, *episode.turns[1:]), final=final)
+    record = json.loads(json.dumps(record_of(endless, world), allow_nan=False))
+    assert record["rewards"][0] == record["turns"][0]["reward"] == record["metadata"]["total_reward"] == "-inf"
+    assert outcome_of(record).score == -math.inf
+    assert episode_of(record, world) == endless
 
 
 def test_the_reward_stands_at_its_own_turn(pocket):
@@ -93,7 +115,7 @@ def test_what_is_kept(pocket):
     tokens = kept(record, Output(keep_batch_keys=["input_ids"]), has_ids=True)["sequences"]
     assert tokens == [{"ids": list(sequence.ids)} for sequence in episodes[0].sequences()]
     assert "sequences" not in kept(record, Output(keep_batch_keys=list(BATCH_KEYS)), has_ids=False)
-    with pytest.raises(ConfigError, match="lacks sequences; lines are whole with --token-ids"):
+    with pytest.raises(ConfigError, match="lacks sequences; lines are complete with --token-ids"):
         episode_of(everything, world)
 
 
@@ -102,7 +124,7 @@ def test_names_of_files():
     assert output_path(Output(), now) == Path("results/eval/val_rollouts_20260102_030405.jsonl")
     assert output_path(Output(filename="mine.jsonl", append_timestamp=False), now) == Path("results/eval/mine.jsonl")
     assert output_path(Output(dir="x", filename="a.b", append_timestamp=False), now) == Path("x/a.b.jsonl")
-    with pytest.raises(ConfigError, match=r"its folder is output.dir"):
+    with pytest.raises(ConfigError, match=r"its directory is output.dir"):
         output_path(Output(filename="x/mine.pkl"), now)
 
 
@@ -137,6 +159,6 @@ def test_unknown_keys_are_refused(output):
 
 def test_text_of_any_kind_survives(tmp_path):
     line = {"custom_id": "x", "messages": [{"role": "user", "content": "√ \x00 \u2028 \n 汉字 😀"}]}
-    write_lines(tmp_path / "a.jsonl", [line, line])
+    json_lines.write(tmp_path / "a.jsonl", [line, line])
     assert read_lines(tmp_path / "a.jsonl") == [line, line]
     assert [json.loads(one) for one in (tmp_path / "a.jsonl").read_text().split("\n")[:-1]] == [line, line]

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain, repeat
@@ -13,6 +14,8 @@ import pytest
 import torch
 from scripted import reply, scripted_server
 
+from ragen.checkpoint.parts import Parts, part_of
+from ragen.checkpoint.save import CheckpointStore
 from ragen.cli import main
 from ragen.config.compose import resolve
 from ragen.engine.native.engine import EngineRun, NativeEngine
@@ -20,14 +23,12 @@ from ragen.errors import ConfigError
 from ragen.evaluate import run as running
 from ragen.evaluate.models import LocalModel, ServerModel, local_model
 from ragen.evaluate.output import read_lines
-from ragen.evaluate.progress import Progress
-from ragen.evaluate.run import Plan, ServerOptions, evaluate
+from ragen.evaluate.run import EvaluationPlan, ServerOptions, evaluate
 from ragen.evaluate.setting import Wanted, settings
-from ragen.evaluate.table import cells, headings, markdown_table, reference_of
+from ragen.evaluate.table import cells, headings, markdown_section, reference_of
 from ragen.model.load import find_model, load_model
 from ragen.model.lora import add_adapters
 from ragen.serve.web import Server
-from ragen.store.checkpoint import CheckpointStore, Parts, part_of
 from ragen.store.run_folder import RunFolder
 from ragen.train.validation import Validator, requests
 
@@ -44,7 +45,7 @@ def _loaded_once(pocket, monkeypatch):
 def plan(folder, models=(POCKET,), words=(), server=None, **options):
     wanted = Wanted(models, **{"environments": ["SimpleSokoban"], "episodes": 5, "samples": 1} | options)
     words = ["agent_proxy.max_turn=3", f"output.dir={folder}", "output.append_timestamp=False", *words]
-    return Plan(wanted, settings(wanted, words), server or ServerOptions(), token_ids=True)
+    return EvaluationPlan(wanted, settings(wanted, words), server or ServerOptions(), token_ids=True)
 
 
 def evaluated(folder, quiet=lambda text: None, **options):
@@ -75,7 +76,7 @@ def test_success_is_that_of_a_validation(pocket, tmp_path):
 def test_what_is_written(tmp_path):
     wanted = Wanted([POCKET], environments=["SimpleSokoban"], episodes=3, samples=2, max_turns=(2, 4))
     words = [f"output.dir={tmp_path}", "output.filename=mine.pkl"]
-    result = evaluate(Plan(wanted, settings(wanted, words)), lambda text: None, NOW)
+    result = evaluate(EvaluationPlan(wanted, settings(wanted, words)), lambda text: None, NOW)
     assert result.status == "finished"
     assert result.path == tmp_path / "mine_20260102_030405.jsonl"
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".html", ".jsonl", ".md"]  # and no journal
@@ -93,7 +94,7 @@ def test_what_is_written(tmp_path):
 
 def test_rows_stand_between_random_and_optimal_play(tmp_path):
     result = evaluated(tmp_path, models=(POCKET, LocalModel("pocket-blank", "blank")))
-    table = markdown_table(result.rows, "SimpleSokoban").splitlines()[4:]
+    table = markdown_section(result.rows, "SimpleSokoban").splitlines()[4:]
     assert [row.split(" | ")[0] for row in table] == ["| random play", "| pocket", "| blank", "| optimal play"]
     assert "| 80.0 % |" in table[-1]  # one of the five levels takes more than six steps
     first, second = result.rows
@@ -125,7 +126,7 @@ def test_a_checkpoint_is_played_as_it_was_trained(tmp_path, monkeypatch, rank):
     (setting,) = settings(Wanted([found], episodes=2, samples=5))
     assert setting.config.es_manager.val.env_configs.n_groups == [2]
     wanted = Wanted([found])
-    result = evaluate(Plan(wanted, settings(wanted, [f"output.dir={tmp_path}"])), lambda text: None)
+    result = evaluate(EvaluationPlan(wanted, settings(wanted, [f"output.dir={tmp_path}"])), lambda text: None)
     assert result.status == "finished" and len(result.rows[0].outcomes) == 3
 
 
@@ -184,17 +185,22 @@ def test_a_fine_tuned_checkpoint_plays_the_validation_of_its_run(tmp_path):
 def test_an_interrupted_evaluation_goes_on_and_ends_the_same(tmp_path, monkeypatch):
     options = {"temperature": 1.0, "episodes": 12}
     whole = evaluated(tmp_path / "whole", **options)
-    advance = Progress.advance
 
-    def interrupted(self, count):
-        advance(self, count)
-        if self.done >= 2:
-            raise KeyboardInterrupt
+    @contextmanager
+    def interrupted(*given):
+        counts = []
 
-    monkeypatch.setattr(Progress, "advance", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        evaluated(tmp_path / "parts", **options)
-    monkeypatch.setattr(Progress, "advance", advance)
+        def advance(count):
+            counts.append(count)
+            if sum(counts) >= 2:
+                raise KeyboardInterrupt
+
+        yield advance
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "progress", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            evaluated(tmp_path / "parts", **options)
     (journal,) = (tmp_path / "parts").glob(".journal-*")
     num_finished = len(journal.read_text().splitlines()) - 1
     assert 2 <= num_finished < 12
@@ -205,7 +211,7 @@ def test_an_interrupted_evaluation_goes_on_and_ends_the_same(tmp_path, monkeypat
     told = []
     again = evaluated(tmp_path / "parts", told.append, **options)
     assert len(played) == 12 - num_finished
-    assert any(f"{num_finished} episodes are in the journal already" in text for text in told)
+    assert any(f"{num_finished} episodes are already in the journal" in text for text in told)
     assert again.path.read_bytes() == whole.path.read_bytes()
     assert not list((tmp_path / "parts").glob(".journal-*"))
 
@@ -240,7 +246,7 @@ def test_out_of_memory_says_what_to_lower(tmp_path, monkeypatch, capsys):
     assert main(["eval", "pocket", *words]) == 1
     said = capsys.readouterr().err
     assert "out of memory on" in said and "now up to 8: data.val_batch_size=4" in said and "Traceback" not in said
-    assert "max_model_len (now 1024)" in said and "the same command goes on" in said
+    assert "max_model_len (now 1024)" in said and "run the same command to resume" in said
 
 
 def test_to_begin_anew_forgets_every_model_at_once(tmp_path, monkeypatch):
@@ -258,13 +264,13 @@ def test_to_begin_anew_forgets_every_model_at_once(tmp_path, monkeypatch):
             evaluate(replace(made, fresh=True), lambda text: None, NOW)
     told = []
     assert evaluate(made, told.append, NOW).status == "finished"
-    assert not [text for text in told if "in the journal already" in text]
+    assert not [text for text in told if "already in the journal" in text]
 
 
 def test_another_setting_has_another_journal(tmp_path):
     def name(**options):
         made = plan(tmp_path, **options)
-        identity = running._identity(made.wanted.models[0], made.settings[0], made.wanted.split, made.server)
+        identity = running.identity(made.wanted.models[0], made.settings[0], made.wanted.split, made.server)
         return running.Journal(tmp_path, identity).path
 
     same = name()
@@ -443,7 +449,7 @@ def test_what_a_server_did_not_do_is_remembered_with_the_episodes(tmp_path):
 
 
 def test_an_episode_under_another_rule_is_counted():
-    assert running._rules([{"notes": ["no prefill"]}, {"notes": []}, {}]) == ("no prefill in 1 of 3 episodes",)
+    assert running.server_notes([{"notes": ["no prefill"]}, {"notes": []}, {}]) == ("no prefill in 1 of 3 episodes",)
 
 
 def test_what_was_finished_is_told_of_a_server_that_is_gone(tmp_path):
@@ -487,7 +493,7 @@ def test_a_server_that_is_gone_is_a_failed_run_that_can_go_on(tmp_path, capsys):
     words = ["--api-base", "http://127.0.0.1:9/v1", "--api-model", "m", "--env", "SimpleSokoban", "--patience", "0.1"]
     assert main(["eval", *words, "--output", str(tmp_path), "--episodes", "2", "--samples", "1"]) == 1
     err = capsys.readouterr().err
-    assert "no connection" in err and "the same command goes on: ./ragen eval --api-base" in err
+    assert "no connection" in err and "run the same command to resume: ./ragen eval --api-base" in err
 
 
 def test_watching_a_model_play(capsys):

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
+from ragen.api import run_config
 from ragen.config.compose import resolve
 from ragen.evaluate.models import LocalModel, local_model, newest_checkpoint, with_bases
-from ragen.evaluate.run import Plan, evaluate
+from ragen.evaluate.run import EvaluationPlan, evaluate
 from ragen.evaluate.setting import Wanted, settings
-from ragen.train import train_any
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def tuned(tmp_path_factory):
         "training.val_data_num=8", "agent_proxy.prompt_style=terse", "env.env_kwargs.cell_format=plain",
         "actor_rollout_ref.rollout.response_length=40",
     ]  # fmt: skip
-    train_any(resolve(["sokoban", *words], environ={}).config)
+    run_config(resolve(["sokoban", *words], environ={}).config)
     found = re.search(r"val-env/(\w+)/success:([\d.]+)", (output / "merged_model/validate.log").read_text())
     return output, found[1], float(found[2])
 
@@ -35,7 +35,7 @@ def test_what_fine_tuning_has_made_plays_as_its_run_has_validated(tuned, tmp_pat
     assert named[0] == named[1] == named[2]
     assert named[0] == LocalModel(str(output / "merged_model"), "out/merged_model", output / "lora_weights")
     wanted = Wanted(named[:1])
-    result = evaluate(Plan(wanted, settings(wanted, [f"output.dir={tmp_path}"])), lambda text: None)
+    result = evaluate(EvaluationPlan(wanted, settings(wanted, [f"output.dir={tmp_path}"])), lambda text: None)
     row = result.rows[0]
     assert (row.tag, row.num_asked, 0 < success < 1) == (tag, 8, True)
     assert row.measured.success.value == pytest.approx(success, abs=1e-3)

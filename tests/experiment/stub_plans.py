@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ragen.experiment import cluster
-from ragen.experiment.cell import Cell, Options, Plan
+from ragen.experiment.plan import Options, Plan
+from ragen.store.sweep_results import Cell
 
 SOURCE = str(Path(cluster.__file__).parents[2])
 

@@ -9,8 +9,8 @@ from stub_plans import FakeCluster, make_cell, make_plan
 
 from ragen.errors import ConfigError
 from ragen.experiment import child, command, evaluation, scheduler, spec
-from ragen.experiment.cell import Options
-from ragen.experiment.plan import expand
+from ragen.experiment.expand import expand
+from ragen.experiment.plan import Options
 from ragen.store.manifest import Manifest, write_manifest
 
 PLAN = """
@@ -45,14 +45,14 @@ def test_a_plan_says_what_is_evaluated(tmp_path, entry, turns):
 
 
 @pytest.mark.parametrize(("entry", "says"), [
-    ("evaluate: 5", "evaluate takes a group of entries, not '5'"),
+    ("evaluate: 5", "evaluate=5: input should be a valid dictionary"),
     ("evaluate: {max_turn: [5]}", "evaluate: unknown entry max_turn; did you mean max_turns?"),
-    ("evaluate: {max_turns: 5}", "evaluate.max_turns takes a list of numbers, such as [5, 25], not '5'"),
-    ("evaluate: {max_turns: []}", "evaluate.max_turns takes a list of numbers, such as [5, 25], not []"),
-    ("evaluate: {max_turns: [[5]]}", "such as [5, 25], not [['5']]"),
-    ("evaluate: {max_turns: [0]}", "evaluate.max_turns 0: must be at least 1"),
-    ("evaluate: {max_turns: [many]}", "evaluate.max_turns many: takes a whole number"),
-    ("evaluate: {max_turns: [5, 05]}", "evaluate.max_turns 5,05: a number is listed twice"),
+    ("evaluate: {max_turns: 5}", "evaluate.max_turns=5: input should be a valid tuple"),
+    ("evaluate: {max_turns: []}", "evaluate.max_turns=[]: tuple should have at least 1 item"),
+    ("evaluate: {max_turns: [[5]]}", "evaluate.max_turns.0=['5']: input should be a valid integer"),
+    ("evaluate: {max_turns: [0]}", "evaluate.max_turns.0=0: input should be greater than 0"),
+    ("evaluate: {max_turns: [many]}", "evaluate.max_turns.0=many: input should be a valid integer"),
+    ("evaluate: {max_turns: [5, 05]}", "evaluate.max_turns=[5, 5]: a number is listed twice"),
     ("evalaute: {max_turns: [5]}", "unknown entry evalaute; did you mean evaluate?"),
 ])  # fmt: skip
 def test_a_wrong_entry_is_refused_by_name(tmp_path, entry, says):
@@ -80,7 +80,7 @@ def test_a_wrong_option(value, says):
 def test_help_tells_the_default():
     for name, default in (("model_scaling", "5,25"), ("kl_sweep", "none")):
         shown = " ".join(command.make_parser(spec.load(name)).format_help().split())
-        assert "--evaluate-turns LIST evaluate what was trained" in shown and f"or none (default {default})" in shown
+        assert "--evaluate-turns LIST evaluate the trained models" in shown and f"or none (default {default})" in shown
 
 
 def test_a_dry_run_shows_what_follows():
@@ -139,7 +139,7 @@ def played(monkeypatch):
     """In place of `ragen eval`: the jobs that were started, and what becomes of them."""
     jobs, ends = [], [{"status": 0}]
 
-    def run_child(job):
+    def run_child(job, on_pause):
         jobs.append(job)
         with open(job["log"], "a") as log:
             log.write("| a table – |\nepisodes: logs/stub_eval.jsonl\nreport: logs/stub_eval.html\n")
@@ -189,12 +189,12 @@ def test_where_nothing_was_trained_nothing_is_evaluated(here, monkeypatch, playe
     assert status == 1 and evaluation.evaluate(plan) == 1
     assert played[0] == [] and not Path("logs/stub_eval.log").exists()
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said == "no evaluation, for there is nothing to evaluate: a (fail), b (early_stopped:unknown)"
+    assert said == "no evaluation: nothing was trained: a (fail), b (early_stopped:unknown)"
 
 
 @pytest.mark.parametrize(("end", "status", "says"), [
     ({"status": 2}, 2, ""), ({"status": 1}, 1, ""),
-    ({"status": 130}, 130, "the evaluation was interrupted: the same command with --resume goes on"),
+    ({"status": 130}, 130, "the evaluation was interrupted: run the same command with --resume to resume"),
     ({"status": -2}, 130, "the evaluation was interrupted"),
     ({"status": -9}, 1, "the evaluation failed: killed by signal 9"),
     ({"error": "No space left: the log"}, 1, "the evaluation failed: No space left: the log"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ragen.experiment.results import status_of
+from ragen.store.sweep_results import status_of
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("--kl-values", "0,0.01", "--model", "pocket", "--gpus=cpu,cpu", "--steps", "3", "--cooldown=0")
@@ -90,6 +90,6 @@ def test_model_scaling_is_evaluated_when_its_runs_have_ended(start, tmp_path):
     assert "start sokoban" not in again.stdout and "loading pocket" not in again.stdout
     assert (
         f"{trained}, 4 turns: 2 of 2" in again.stdout
-        and "pocket: 2 episodes are in the journal already" in again.stdout
+        and "pocket: 2 episodes are already in the journal" in again.stdout
     )
     assert [path.read_bytes() for path in written] == before

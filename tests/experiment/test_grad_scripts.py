@@ -9,8 +9,8 @@ import pytest
 from dry_runs import dry_run, effective, resolve_once, seed_text
 
 from ragen.cli import main
-from ragen.experiment.cell import Options, words
-from ragen.experiment.plan import expand
+from ragen.experiment.expand import expand
+from ragen.experiment.plan import Options, overrides_on
 from ragen.experiment.scheduler import Sweep
 from ragen.store.manifest import Manifest, file_sum, write_manifest
 
@@ -162,7 +162,7 @@ def test_another_filter_has_another_name():
 
 
 def test_one_run_takes_all_devices(monkeypatch):
-    monkeypatch.setattr("ragen.experiment.slots.discover", lambda: ("0", "1", "2"))
+    monkeypatch.setattr("ragen.experiment.devices.discover", lambda: ("0", "1", "2"))
     found = only(TRAIN)
     assert found["slot"] == "0,1,2" and effective(found)["trainer.n_gpus_per_node"] == "3"
     assert only(f"{TRAIN} --gpus 6,7")["slot"] == "6,7"
@@ -185,7 +185,7 @@ def test_repetitions_one_after_the_other():
         f"{TRAIN} --gpus-per-exp 2": "unknown option --gpus-per-exp",
         f"{TRAIN} --ray-address here:6379": "--ray-address: this experiment takes all GPUs for one run",
         f"{PROBE} --gpus 0 --checkpoint-step -1": "--checkpoint-step -1: must be 0 or more",
-        f"{PROBE} --gpus 0 --resume-from-path runs/last": "runs/last: must name a folder global_step_<N>",
+        f"{PROBE} --gpus 0 --resume-from-path runs/last": "runs/last: must name a directory global_step_<N>",
         f"{PROBE} --gpus 0 --save-freq 5": "unknown option --save-freq",
     }.items(),
 )
@@ -285,7 +285,7 @@ def test_a_log_begins_with_what_is_run(elsewhere):
     (cell,) = plan.cells
     assert len(cell.log_head) == 3
     view = SimpleNamespace(note=print)
-    sweep = Sweep(plan, command=None, grace=0.0, log=None, view=view, fleet=None)
+    sweep = Sweep(plan, command=None, grace=0.0, log=None, view=view, nodes=None)
     cell.log_path.parent.mkdir(parents=True)
     assert sweep._began_log(cell)
     title, facts, shapes, sizes = cell.log_path.read_text().splitlines()
@@ -297,7 +297,7 @@ def test_a_log_begins_with_what_is_run(elsewhere):
     assert not sweep._began_log(plain) and not plain.log_path.exists()
 
 
-def test_devices_are_in_the_words_of_a_run():
+def test_devices_are_in_the_overrides_of_a_run():
     (cell,) = expand("grad_analysis", Options(gpus=("2", "3"))).cells
-    assert words(cell, ("2", "3"))[-1] == "system.CUDA_VISIBLE_DEVICES='2,3'"
+    assert overrides_on(cell, ("2", "3"))[-1] == "system.CUDA_VISIBLE_DEVICES='2,3'"
     assert cell.num_gpus == 2

@@ -11,10 +11,10 @@ import pytest
 from stub_plans import SOURCE, is_alive, make_cell, make_plan, python, result_lines, summary, wait_for
 
 from ragen.experiment import scheduler
-from ragen.experiment.cell import Options
 from ragen.experiment.cluster import SETTINGS
-from ragen.experiment.results import status_of
+from ragen.experiment.plan import Options
 from ragen.store.run_folder import RunFolder
+from ragen.store.sweep_results import status_of
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +49,7 @@ SWEEP = """
 import sys
 from stub_plans import make_plan, python
 from ragen.experiment import scheduler
-from ragen.experiment.cell import Options
-from ragen.experiment.cluster import SETTINGS
+from ragen.experiment.plan import Options
 code = "(folder / 'pid').write_text(str(os.getpid()))\\n"
 code += "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\\n"
 code += "time.sleep(0 if name == 'a' or (folder / 'before').exists() else (folder / 'before').touch() or 600)"
@@ -71,6 +70,24 @@ def test_ctrl_c_ends_everything_and_resume_goes_on(monkeypatch):
     assert [status_of(line) for line in result_lines(summary())] == ["success"]
     assert subprocess.run([sys.executable, "-c", SWEEP, "--resume"]).returncode == 0
     assert summary().splitlines()[-1] == "Total: 3 | Success: 3 | Failed: 0"
+
+
+STOPPED = """
+import os, signal, subprocess
+from ragen.experiment.cluster import connected
+with connected(None, 1) as cluster:
+    assert cluster.is_own and not cluster.is_gone()
+    raylet = subprocess.run(["pgrep", "-P", str(os.getpid()), "-x", "raylet"], capture_output=True, text=True)
+    os.kill(int(raylet.stdout), signal.SIGKILL)
+    while not cluster.is_gone():
+        pass
+    os._exit(7)
+"""
+
+
+def test_ray_that_is_stopped_from_outside_is_noticed():
+    """In a process that may end with it."""
+    assert subprocess.run([sys.executable, "-c", STOPPED], timeout=300, capture_output=True).returncode == 7
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +159,7 @@ def test_training_runs_succeed_fail_stop_early_and_are_killed_and_resumed(cluste
     assert scheduler.run(make_plan(cells, options)) == 1
     out = capfd.readouterr().out
     assert "start killed" in out and "start bad" in out and "start good" not in out and "start empty" not in out
-    assert "goes on after step" in cells[0].log_path.read_text()
+    assert "resumes after step" in cells[0].log_path.read_text()
     assert [row["step"] for row in folder.read_metrics().rows] == list(range(13))
     assert summary().splitlines()[-1] == "Total: 4 | Success: 2 | Failed: 2"
     cluster.remove_node(node)

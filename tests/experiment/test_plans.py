@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ragen.errors import ConfigError
-from ragen.experiment import slots, spec
-from ragen.experiment.cell import Options, words
+from ragen.experiment import devices, spec
 from ragen.experiment.check import check
-from ragen.experiment.plan import expand, plans
-from ragen.experiment.values import make
+from ragen.experiment.cluster import Device
+from ragen.experiment.expand import expand, plans
+from ragen.experiment.plan import Options, overrides_on
+from ragen.experiment.template import make
 
 pytestmark = pytest.mark.usefixtures("resolved_once")
 
@@ -121,22 +122,24 @@ def test_batches_never_span_groups(groups, size):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(1, 12), st.integers(1, 12))
 def test_cut(num, size):
-    devices = tuple(map(str, range(num)))
+    listed = tuple(map(str, range(num)))
     if num % size:
         with pytest.raises(ConfigError, match=f"--gpus-per-exp {size}"):
-            slots.cut(devices, size)
+            devices.check(listed, size)
     else:
-        cut = slots.cut(devices, size)
-        assert {len(slot) for slot in cut} == {size}
-        assert tuple(device for slot in cut for device in slot) == devices
+        devices.check(listed, size)
+        pool = devices.Pool(Device("here", *one) for one in enumerate(listed))
+        cut = [pool.take(size, 0.0) for _ in range(num // size)]
+        assert pool.take(1, 0.0) is None
+        assert tuple(device.name for slot in cut for device in slot) == listed
 
 
 def test_device_lists():
-    assert slots.read(" 3, 1") == ("3", "1")
-    assert slots.read("cpu,cpu") == ("cpu", "cpu")
+    assert devices.read(" 3, 1") == ("3", "1")
+    assert devices.read("cpu,cpu") == ("cpu", "cpu")
     for text in ("", ",", "0,0", "0,cpu", "x"):
         with pytest.raises(ConfigError, match="--gpus"):
-            slots.read(text)
+            devices.read(text)
 
 
 def test_discovery_counts_what_nvidia_smi_lists(tmp_path, monkeypatch, capsys):
@@ -144,10 +147,10 @@ def test_discovery_counts_what_nvidia_smi_lists(tmp_path, monkeypatch, capsys):
     fake.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-a)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-b)'\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert slots.discover() == ("0", "1")
+    assert devices.discover() == ("0", "1")
     fake.write_text("#!/bin/sh\nexit 9\n")
-    assert slots.discover() == tuple("01234567")
-    assert "taking 0 to 7" in capsys.readouterr().err
+    assert devices.discover() == tuple("01234567")
+    assert "using 0 to 7" in capsys.readouterr().err
 
 
 # --- seeds, names, parts ------------------------------------------------------------------------------------------
@@ -219,17 +222,17 @@ def test_smoke_counts_groups_of_the_config_in_force():
 def test_a_key_by_another_name_is_noticed_where_a_name_counts_on_it():
     settings = (("groups", "3"), ("strategy", "top_k"))
     overrides = ("es_manager={train: {env_groups: 4}}",)
-    with pytest.raises(ConfigError, match=r"counts on es_manager.train.env_groups=8, and its config has 4"):
+    with pytest.raises(ConfigError, match=r"is built on es_manager.train.env_groups=8, but its config has 4"):
         check(expand("smoke_test_for_ke", Options(settings=settings, overrides=overrides)), dry_run=True)
 
 
 def test_smoke_is_offline_resumes_and_waits():
     plan = expand("smoke_test_for_ke", Options(settings=(("groups", "3"),)))
-    assert (plan.wandb_mode, plan.sync_wandb, plan.append_summary) == ("offline", True, True)
+    assert (plan.wandb_mode, plan.is_offline, plan.append_summary) == ("offline", True, True)
     assert (plan.options.resume, plan.options.cooldown, plan.options.max_parallel) == (True, 30.0, 8)
     assert plan.headings == {"3": "Group 3: KL=0, entropy=0"}
     plain = expand("kl_sweep", Options())
-    assert (plain.wandb_mode, plain.sync_wandb, plain.append_summary) == (None, False, False)
+    assert (plain.wandb_mode, plain.is_offline, plain.append_summary) == (None, False, False)
     assert (plain.options.resume, plain.options.cooldown, plain.options.max_parallel) == (False, 0.0, None)
 
 
@@ -279,7 +282,7 @@ def test_a_run_of_ones_own_that_would_write_elsewhere_is_refused(tmp_path, word)
 def test_number_of_groups_follows_the_users():
     cell = expand("kl_sweep", kl("0", overrides=SMALL)).cells[0]
     assert not any("n_groups" in word for word in cell.overrides)
-    config = resolve_once(words(cell, ("0",)), "_2_sokoban", {}).config
+    config = resolve_once(overrides_on(cell, ("0",)), "_2_sokoban", {}).config
     assert config.es_manager.train.env_configs.n_groups == [2]
     typed = expand("kl_sweep", kl("0", overrides=(SMALL[0], "es_manager.train.env_configs.n_groups=[2]"))).cells[0]
     assert typed.overrides.count("es_manager.train.env_configs.n_groups=[8]") == 1  # the user's comes later and wins
@@ -287,14 +290,14 @@ def test_number_of_groups_follows_the_users():
 
 def test_what_follows_a_key_follows_the_users():
     cell = expand("kl_sweep", kl("0", overrides=("ppo_mini_batch_size=8", "critic.ppo_mini_batch_size=4"))).cells[0]
-    config = resolve_once(words(cell, ("0",)), "_2_sokoban", {}).config
+    config = resolve_once(overrides_on(cell, ("0",)), "_2_sokoban", {}).config
     assert (config.actor_rollout_ref.actor.ppo_mini_batch_size, config.critic.ppo_mini_batch_size) == (8, 4)
 
 
 def test_the_users_word_takes_the_place_of_one_in_the_older_dialect():
     cell = expand("model_scaling", Options(overrides=("es_manager.train.env_groups=6",))).cells[0]
     assert not any(word.startswith("training.train_batch_size=") for word in cell.overrides)
-    config = resolve_once((*cell.start, *words(cell, ("0",))), None, {}).config
+    config = resolve_once((*cell.start, *overrides_on(cell, ("0",))), None, {}).config
     assert config.es_manager.train.env_groups == 6
 
 
@@ -305,14 +308,14 @@ def test_the_users_project_is_the_one_that_is_shown():
 
 def test_a_folder_with_a_blank_is_quoted(tmp_path):
     cell = expand("kl_sweep", kl("0", model="/my models/it's/mine")).cells[0]
-    config = resolve_once(words(cell, ("0",)), "_2_sokoban", {}).config
+    config = resolve_once(overrides_on(cell, ("0",)), "_2_sokoban", {}).config
     assert config.model_path == "/my models/it's/mine"
 
 
 def test_devices_of_a_run():
     cell = expand("kl_sweep", kl("0", gpus=("cpu",))).cells[0]
-    assert words(cell, ("cpu",))[-1] == "system.CUDA_VISIBLE_DEVICES=''"
-    assert words(cell, ("0", "1"))[-1] == "system.CUDA_VISIBLE_DEVICES='0,1'"
+    assert overrides_on(cell, ("cpu",))[-1] == "system.CUDA_VISIBLE_DEVICES=''"
+    assert overrides_on(cell, ("0", "1"))[-1] == "system.CUDA_VISIBLE_DEVICES='0,1'"
     scaling = expand("model_scaling", Options(gpus=("cpu",)))
     assert {cell.num_gpus for cell in scaling.cells} == {1}
     wide = expand("model_scaling", Options(gpus=tuple("01234567"), gpus_per_exp=4))
@@ -358,7 +361,7 @@ def test_main_table_algorithms_differ_in_what_the_document_says():
 )
 def test_the_embedded_model_gets_the_board_that_it_knows(name, setting):
     cell = expand(name, Options(model="pocket", gpus=("cpu",), settings=(setting,))).cells[0]
-    config = resolve_once(words(cell, ("cpu",)), "_3_frozen_lake", {}).config
+    config = resolve_once(overrides_on(cell, ("cpu",)), "_3_frozen_lake", {}).config
     assert config.es_manager.train.env_configs.tags == ["FrozenLake"]
     assert config.custom_envs["FrozenLake"].env_config["success_rate"] == 1
 
@@ -380,7 +383,7 @@ REFUSED = {
     "./ragen sweep kl_swep": "did you mean kl_sweep",
     "./ragen sweep no/such.yaml": "no such file",
     "./ragen sweep kl_sweep --kl-value 0": "did you mean --kl-values",
-    "./ragen sweep kl_sweep trainer.test_freq=5": "overrides stand after --",
+    "./ragen sweep kl_sweep trainer.test_freq=5": "overrides follow --",
     "./ragen sweep kl_sweep --kl-values": "--kl-values: expected one argument",
     "./ragen sweep kl_sweep --kl-values=": "--kl-values '': is empty",
     "./ragen sweep kl_sweep --kl-values ,": "the list is empty",
@@ -392,7 +395,7 @@ REFUSED = {
     "./ragen sweep kl_sweep --gpus 0,1 --gpus-per-exp 4": "there are only 2 GPUs",
     "./ragen sweep kl_sweep --gpus cpu --gpus-per-exp 2": "one cpu slot",
     "./ragen sweep kl_sweep --gpus-per-exp 0": "--gpus-per-exp 0: must be at least 1",
-    "./ragen sweep kl_sweep --gpus 0,x": "'x' is no device",
+    "./ragen sweep kl_sweep --gpus 0,x": "'x' is not a device",
     "./ragen sweep kl_sweep --steps ten": "--steps ten: takes a whole number",
     "./ragen sweep kl_sweep --seeds 0": "--seeds 0: must be at least 1",
     "./ragen sweep kl_sweep --cooldown -1": "--cooldown -1: takes seconds",
@@ -401,8 +404,8 @@ REFUSED = {
     "./ragen sweep kl_sweep --gpu-memory-utilization 2": "at most 1",
     "./ragen sweep kl_sweep --only 0.5": "--only 0.5: there is no such run",
     "./ragen sweep kl_sweep --retry never": "there is no such status",
-    "./ragen sweep kl_sweep -- model_path=x": "say --model",
-    "./ragen sweep kl_sweep -- trainer.experiment_name=x": "names of an experiment's runs are its own",
+    "./ragen sweep kl_sweep -- model_path=x": "use --model",
+    "./ragen sweep kl_sweep -- trainer.experiment_name=x": "an experiment names its runs itself",
     "./ragen sweep kl_sweep -- sokoban": "takes key=value",
     "./ragen sweep kl_sweep --gpus 0 -- trainer.test_freqq=5": "sokoban_kl_sweep_nofilter_0-Qwen2.5-3B: ",
     "./ragen sweep kl_sweep --gpus 0 --kl-values 0.1 -- es_manager.train.env_groups=1": "larger than the batch",
@@ -417,7 +420,7 @@ REFUSED = {
     "./ragen sweep main_table_diff_size --model pocket --models pocket": "keep one of them",
     "./ragen sweep main_table_diff_model --models a/x,a__x": "one label",
     "./ragen sweep frozen_lake_slipper_rate_sweep --slipper-rate 1": "write 1% or 100",
-    "./ragen sweep model_scaling --gpus 0": "sokoban_7B_instruct_ragen_main takes 2 GPUs",
+    "./ragen sweep model_scaling --gpus 0": "sokoban_7B_instruct_ragen_main needs 2 GPUs",
     "./ragen sweep hyperparam_search --env_name sokoban": "--search_group is missing: one of 1, 2, 3, 4",
     "./ragen sweep hyperparam_search --search_group 1": "--env_name is missing",
     "./ragen sweep hyperparam_search --env_name chess --search_group 1": "--env_name chess: unknown",
@@ -558,10 +561,10 @@ def test_a_file_of_ones_own_is_meant_from_where_the_user_is(tmp_path):
         ("kind: positive", "kind: pos", "there is no kind 'pos'"),
         ("{model:path}", "{model:path", "template"),
         ("about:", "about: [", "lr.yaml: while parsing"),
-        ("axes: [lr]", "axes: lr", "axes takes a list, not 'lr'"),
-        ("axes: [lr]", "axes: [steps]", "the axis steps is no variable with a list of values"),
+        ("axes: [lr]", "axes: lr", "axes=lr: input should be a valid list"),
+        ("axes: [lr]", "axes: [steps]", "the axis steps is not a variable with a list of values"),
         ("summary: logs/lr.log", "", "has no summary"),
-        ("steps: 40", "steps: many", "steps: many: takes a whole number"),
+        ("steps: 40", "steps: many", "steps=many: input should be a valid integer"),
     ],
 )
 def test_mistakes_in_ones_own_file_are_named(tmp_path, old, new, message):

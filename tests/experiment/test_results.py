@@ -13,25 +13,27 @@ from stub_plans import make_cell, make_plan
 
 from ragen.errors import ConfigError
 from ragen.experiment import wandb_sync
-from ragen.experiment.live import LiveTable, Progress, make_view
+from ragen.experiment.live import Row, View
 from ragen.experiment.results import (
     Result,
-    SummaryLog,
     changed_settings,
     closing_block,
     judge,
     last_lines,
+    totals_line,
+    update_record,
+    write_record,
+)
+from ragen.store.run_folder import RunFolder
+from ragen.store.sweep_results import (
+    SummaryLog,
     latest_lines,
-    missing_line,
     read_record,
     recorded_cells,
     result_line,
     run_folder,
     status_of,
-    totals_line,
-    write_record,
 )
-from ragen.store.run_folder import RunFolder
 from ragen.terminal import Screen
 
 KL = ("kl", "filter", "include_zero", "train_time", "eval_time", "total_time", "wall_time", "gpu", "status")
@@ -94,7 +96,7 @@ def test_the_last_line_of_a_cell_counts():
     cells = [kl_cell(value) for value in ("0", "0.01", "0.1")]
     lines = [result_line(KL, cells[0], Result("fail", gpu="cpu").values()), "  error: status=success | kl=0.01"]
     lines += [result_line(KL, cells[1], RESULT.values()), result_line(KL, cells[0], RESULT.values())]
-    lines += ["Skipping: kl0.1-None (status=success)", missing_line(KL, cells[2])]
+    lines += ["Skipping: kl0.1-None (status=success)", result_line(KL, cells[2], {"status": "missing"})]
     latest = latest_lines(cells, KL, "\n".join(lines))
     assert {name: status_of(line) for name, line in latest.items()} == {"kl0-None": "success", "kl0.01-None": "success"}
     with pytest.raises(ConfigError, match="kl0-None and same have the same summary line"):
@@ -214,21 +216,6 @@ def _full(write, descriptor, content):
     return write(descriptor, content[:-4])
 
 
-def test_a_summary_that_others_write_to_is_not_put_aside():
-    log = SummaryLog(Path("logs/x.log"))
-    with log.shared(is_fresh=True) as is_alone:
-        assert is_alone
-        log.append(["one"])
-        with SummaryLog(Path("logs/x.log")).shared(is_fresh=True) as second:
-            assert not second
-        assert log.text() == "one\n"
-    with log.shared(is_fresh=False):
-        assert log.text() == "one\n"
-    with log.shared(is_fresh=True) as is_alone:
-        assert is_alone and log.text() == ""
-    assert Path("logs/x.log.1").read_text() == "one\n"
-
-
 # --- the record ---------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +229,7 @@ def test_a_record_gives_back_its_cells():
     other = make_plan([make_cell("z")])
     write_record(other, other.cells)
     assert list(recorded_cells(plan.summary_path)) == ["z", "kl0-None", "kl0.1-3"]
-    write_record(other, other.cells, is_fresh=True)
+    update_record(other, other.cells, {})
     assert list(recorded_cells(plan.summary_path)) == ["z"]
 
 
@@ -282,7 +269,7 @@ def test_new_offline_runs_are_uploaded_in_one_go(monkeypatch):
     assert wandb_sync.sync(set(), ONLINE) == ["W&B: no new offline runs"]
 
 
-def test_a_failing_upload_is_told_with_the_command_for_later(monkeypatch):
+def test_a_failing_upload_is_logged_with_the_command_for_later(monkeypatch):
     monkeypatch.setattr(wandb_sync, "wandb_mode", lambda environ: ("online", ""))
     runs = {Path("wandb/offline-run-1-a")}
     later = "later: wandb sync wandb/offline-run-1-a"
@@ -290,7 +277,7 @@ def test_a_failing_upload_is_told_with_the_command_for_later(monkeypatch):
     assert said == [f"W&B: the upload of 1 offline runs failed (exit status 1); {later}", "  no such entity"]
     monkeypatch.setattr(wandb_sync, "LIMIT", 0.2)
     said = wandb_sync.sync(runs, ONLINE, fake_wandb("import time; time.sleep(600)"))
-    assert said == [f"W&B: the upload of 1 offline runs was given up after 0 s; {later}"]
+    assert said == [f"W&B: the upload of 1 offline runs timed out after 0 s; {later}"]
 
 
 def test_without_a_key_nothing_is_tried():
@@ -303,9 +290,9 @@ def test_without_a_key_nothing_is_tried():
 
 def test_progress_reads_what_has_come_since():
     log, folder = Path("a.log"), RunFolder("saved/a")
-    progress = Progress(log)
+    progress = Row(make_cell("a", log_path=log))
     progress.update()
-    assert progress.step is None and progress.seconds_left() is None
+    assert progress.step is None and progress.seconds_left is None
     log.write_text("note: x\nrun folder: saved/a\n")
     folder.path.mkdir(parents=True)
     folder.config_path.write_text("trainer: {total_training_steps: 10}\n")
@@ -316,16 +303,16 @@ def test_progress_reads_what_has_come_since():
     with folder.metrics_path.open("a") as file:
         file.write('{"step": 2, "timing')
     progress.update()
-    assert progress.step == 1 and progress.seconds_left() == 18.0
+    assert progress.step == 1 and progress.seconds_left == 18.0
     with folder.metrics_path.open("a") as file:
         file.write('_s/step": 4.0}\nnot json\n')
     progress.update()
-    assert progress.step == 2 and progress.seconds_left() == 8 * 3.0
+    assert progress.step == 2 and progress.seconds_left == 8 * 3.0
 
 
 def test_elsewhere_than_in_a_terminal_there_is_a_line_for_each_event(capsys):
     plan = make_plan("ab")
-    with make_view(plan) as view:
+    with View(plan) as view:
         view.started(plan.cells[0], "cpu", 0)
         view.ended(plan.cells[0], "fail", "out of memory")
         view.refresh()
@@ -350,11 +337,10 @@ class Terminal(Screen):
 def test_the_table_shows_cells_slots_steps_success_and_time_left(height, shown):
     plan = make_plan([f"cell{number:02d}" for number in range(12)])
     screen = Terminal(Path("screen"), 100, height)
-    view = make_view(plan, screen)
-    assert isinstance(view, LiveTable)
+    view = View(plan, screen)
     view.done_before("cell00", "success")
     view.started(plan.cells[9], "0,1", 0)
-    row = view.rows["cell09"].progress
+    row = view.rows["cell09"]
     row.step, row.total_steps, row.success, row.step_seconds = 4, 10, 0.256, [10.0]
     view.started(plan.cells[10], "2", 0)
     view.ended(plan.cells[10], "early_stopped:empty_filtered_steps")

@@ -16,11 +16,13 @@ from stub_plans import FIELDS, SOURCE, FakeCluster, is_alive, make_cell, make_pl
 
 from ragen.errors import ConfigError, RunFailed
 from ragen.experiment import child, scheduler
-from ragen.experiment.cell import Options
-from ragen.experiment.device_pool import Device, Pool, label, short_name
-from ragen.experiment.locks import InUse, held, lock_path
-from ragen.experiment.results import latest_lines, status_of
+from ragen.experiment.cluster import Device
+from ragen.experiment.devices import Pool, label, short_name
+from ragen.experiment.locks import held, lock_path
+from ragen.experiment.plan import Options
+from ragen.store.lock import Locked
 from ragen.store.run_folder import RunFolder
+from ragen.store.sweep_results import latest_lines, recorded_cells, status_of
 
 
 @pytest.fixture(autouse=True)
@@ -75,14 +77,14 @@ def test_the_pool_agrees_with_a_list_of_flags(num, moves):
             slot = pool.take(size, 0.0)
             assert (slot is None) == (wanted is None)
             if slot is not None:
-                assert [device.place for device in slot] == list(range(wanted, wanted + size))
+                assert [device.number for device in slot] == list(range(wanted, wanted + size))
                 free[wanted : wanted + size] = [False] * size
                 held_slots.append(slot)
         elif held_slots:
             slot = held_slots.pop(which % len(held_slots))
             pool.give_back(slot)
             for device in slot:
-                free[device.place] = True
+                free[device.number] = True
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_what_a_child_gets(fake, monkeypatch):
     cluster = fake()
     monkeypatch.setenv("PYTHONPATH", "somewhere")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("ragen.experiment.nodes.cores", lambda: 7.0)
+    monkeypatch.setattr("ragen.experiment.devices.cores", lambda: 7.0)
     plan = make_plan(
         ["a"], Options(gpus=("cpu", "cpu")), wandb_mode="offline", train_environment={"WANDB_CONSOLE": "off"}
     )
@@ -277,7 +279,6 @@ def smoke_plan(names, batches, **changes):
         "summary_fields": fields,
         "batches": batches,
         "append_summary": True,
-        "sync_wandb": True,
         "wandb_mode": "offline",
         "headings": {"1": "Group 1", "2": "Group 2"},
         "options": Options(gpus=("cpu", "cpu"), resume=True, cooldown=0.0),
@@ -333,7 +334,7 @@ def test_a_run_that_is_lost_again_and_again_has_failed(fake):
 
 
 def test_a_node_that_goes_takes_its_slots_and_one_that_comes_brings_some(fake, monkeypatch):
-    monkeypatch.setattr("ragen.experiment.nodes.LOOK_AT_NODES", 0.0)
+    monkeypatch.setattr("ragen.experiment.devices.LOOK_AT_NODES", 0.0)
     monkeypatch.setattr(scheduler, "NODE_PATIENCE", 0.0)
     cluster = fake({"a": [None, 0]}, nodes=("one",))
     cluster.is_own = False
@@ -365,7 +366,7 @@ def test_an_interrupted_experiment_says_how_to_go_on_and_does(fake, capsys):
     cluster = fake({"b": [130]})
     cluster.on_wait = lambda: len(cluster.started) == 2 and os.kill(os.getpid(), signal.SIGINT)
     assert scheduler.run(make_plan("abc", Options(gpus=("cpu",)))) == 130
-    assert "the same command with --resume goes on" in capsys.readouterr().out
+    assert "the same command with --resume to resume" in capsys.readouterr().out
     assert [status_of(line) for line in result_lines()] == ["success"]
     cluster = fake()
     assert scheduler.run(make_plan("abc", Options(gpus=("cpu",), resume=True))) == 0
@@ -376,7 +377,7 @@ def test_when_ray_is_ended_from_outside_it_is_said_at_once(fake):
     cluster = fake()
     cluster.on_wait = lambda: setattr(cluster, "has_gone", True)
     with pytest.raises(
-        RunFailed, match="Ray was ended from outside, and all runs with it; the same command with --res"
+        RunFailed, match="Ray was stopped from outside, and all runs with it; run the same command with --res"
     ):
         scheduler.run(make_plan("abc"))
     assert len(cluster.started) == 1
@@ -401,7 +402,7 @@ def test_a_disk_that_is_full_for_a_moment_stops_nothing(fake, monkeypatch, capsy
 
 
 def test_gpus_that_are_not_there_are_one_message_and_nothing_is_written():
-    with pytest.raises(ConfigError, match=r"--gpus 96,97: torch finds none of these 2 GPUs; list those that are there"):
+    with pytest.raises(ConfigError, match=r"--gpus 96,97: torch finds none of these 2 GPUs; list existing ones"):
         scheduler.run(make_plan("ab", Options(gpus=("96", "97"))))
     assert not Path("logs/stub.log").exists()
 
@@ -415,26 +416,26 @@ def test_a_log_folder_that_cannot_be_written_is_one_message(fake):
 
 def test_the_same_cell_is_not_run_twice_at_once(fake):
     cluster = fake()
-    path = make_cell("b").result_path
-    holder = "from ragen.experiment.locks import held; from pathlib import Path; import sys\n"
-    holder += f"with held([Path({str(path)!r})], 'first'): print('held', flush=True); sys.stdin.read()"
+    path = lock_path(make_cell("b"))
+    holder = "from ragen.store.lock import locked; from pathlib import Path; import sys\n"
+    holder += f"with locked(Path({str(path)!r}), note='first'): print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout.readline() == b"held\n"
-        with pytest.raises(InUse, match=rf"b is being run by process {first.pid} on .* \(first\): wait for it"):
+        with pytest.raises(Locked, match=rf"b is being run by process {first.pid} on .* \(first\): wait for it"):
             scheduler.run(make_plan("ab"))
-        assert not cluster.started and not lock_path(make_cell("a").result_path).exists()
+        assert not cluster.started and not lock_path(make_cell("a")).exists()
         assert scheduler.run(make_plan("ac")) == 0  # other cells of the same experiment
         first.kill()
-    assert scheduler.run(make_plan("ab")) == 0  # whoever is dead holds nothing
+    assert scheduler.run(make_plan("ab")) == 0  # a dead process holds nothing
 
 
 def test_locks_let_go_one_by_one():
-    a, b = Path("x/a.result"), Path("x/b.result")
+    a, b = make_cell("a"), make_cell("b")
     with held([a, b], "sweep") as locks:
-        locks.release(a)
-        with held([a], "other"), pytest.raises(InUse), held([b], "other"):
+        locks.pop("a").release()
+        with held([a], "other"), pytest.raises(Locked, match="b is being run by process"), held([b], "other"):
             pass
-    assert not list(Path("x").iterdir())
+    assert not list(Path("logs/stub").iterdir())
 
 
 def test_another_terminal_adds_to_a_summary_that_is_being_written(fake):
@@ -453,7 +454,28 @@ def test_another_terminal_adds_to_a_summary_that_is_being_written(fake):
     assert scheduler.run(make_plan("ab")) == 0
     lines = latest_lines([make_cell(name) for name in "abcd"], FIELDS, summary())
     assert sorted(lines) == list("abcd") and not Path("logs/stub.log.1").exists()
-    assert "others are writing to logs/stub.log: it is added to" in summary()
+    assert "another process is writing to logs/stub.log: lines are appended" in summary()
+
+
+def test_a_summary_is_put_aside_only_once_nobody_writes_to_it(fake):
+    """Whether another process runs cells of it, the locks of the recorded cells tell."""
+    fake()
+    scheduler.run(make_plan("ab"))
+    with held([make_cell("a")], "other terminal"):
+        scheduler.run(make_plan("c"))
+    assert not Path("logs/stub.log.1").exists() and sorted(recorded_cells(Path("logs/stub.log"))) == ["a", "b", "c"]
+    scheduler.run(make_plan("c"))
+    assert "value=a" in Path("logs/stub.log.1").read_text() and list(recorded_cells(Path("logs/stub.log"))) == ["c"]
+
+
+def test_a_damaged_record_is_replaced_by_a_new_start_and_stops_a_resumed_one(fake):
+    fake()
+    scheduler.run(make_plan("ab"))
+    Path("logs/stub.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"logs/stub\.json is not the record of an experiment"):
+        scheduler.run(make_plan("ab", Options(gpus=("cpu",), resume=True)))
+    assert scheduler.run(make_plan("ab")) == 0
+    assert list(recorded_cells(Path("logs/stub.log"))) == ["a", "b"]
 
 
 # --- a child and its guard ----------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import pytest
 from dry_runs import effective
 
 from ragen.errors import ConfigError
-from ragen.experiment.cell import Options, Plan
-from ragen.experiment.plan import expand
+from ragen.experiment.expand import expand
+from ragen.experiment.plan import Options, Plan
 from ragen.experiment.search import carry, score_of
 from ragen.store.run_folder import RunFolder
 
@@ -35,7 +35,7 @@ def test_a_start_without_results_names_the_command_to_run_first():
     with pytest.raises(ConfigError) as error:
         group("2", ("exp_base_name", "mine"), model="pocket")
     text = str(error.value)
-    assert "searched_params_group_1.json is not there" in text
+    assert "searched_params_group_1.json not found" in text
     assert "--env_name sokoban --exp_base_name mine --model pocket --search_group 1" in text
     assert "--train_batch_size … --n_rollout …" in text
 

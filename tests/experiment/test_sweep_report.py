@@ -14,11 +14,12 @@ from stub_plans import make_cell, make_plan
 
 from ragen.cli import main
 from ragen.errors import ConfigError
-from ragen.experiment.compare import Change, compare, findings, headline, read_study, seed_interval, standings
-from ragen.experiment.results import SummaryLog, record_path, result_line, write_record
+from ragen.experiment.compare import Change, compare, findings, headline, read_study, standings
+from ragen.experiment.results import write_record
 from ragen.experiment.sweep_report import find_record, markdown, write_sweep_report
-from ragen.statistics import paired_difference
+from ragen.statistics import mean_interval, paired_difference
 from ragen.store.run_folder import RunFolder
+from ragen.store.sweep_results import SummaryLog, record_path, result_line
 
 TAG = "CoordSokoban"
 RECORD = Path("logs/stub.json")
@@ -148,7 +149,7 @@ def test_the_interval_over_seeds_is_students(values):
     middle = sum(values) / num
     variance = sum((value - middle) ** 2 for value in values) / (num - 1)
     reach = quantiles[num] * (variance / num) ** 0.5
-    low, high = seed_interval(values)
+    low, high = mean_interval(values)
     assert low == pytest.approx(middle - reach, abs=0.01 * reach + 1e-9)
     assert high == pytest.approx(middle + reach, abs=0.01 * reach + 1e-9)
 
@@ -296,7 +297,7 @@ def test_a_sweep_is_found_by_its_log_its_record_and_its_folder(capsys):
         assert find_record(word) == RECORD
     assert find_record("saved") is None and find_record("logs/none.log") is None
     assert main(["report", "saved"]) == 2
-    assert "no experiment: name its summary log" in capsys.readouterr().err
+    assert "not an experiment: name its summary log" in capsys.readouterr().err
     Path("logs/other.json").write_bytes(RECORD.read_bytes())
     Path("logs/other.log").touch()
     with pytest.raises(ConfigError, match="several experiments: name one of"):

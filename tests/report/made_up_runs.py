@@ -1,7 +1,6 @@
 """Hand-written episodes and metrics. Imported by the tests of this folder."""
 
-from ragen.agent.episode import EpisodeState, TurnResult
-from ragen.types import Episode, Group, Turn
+from ragen.types import Episode, EpisodeState, Group, Turn, TurnResult
 
 BOARD = "Player: (1, 1)\nGrid Map:\n####\n#PX#\n##O#\n####"
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from made_up_runs import make_episode, make_turn
 
 from ragen.algo.filter import KEPT, OUTSIDE, Verdict, faint_share
+from ragen.cli.runs import columns_of
 from ragen.config.schema import Config
-from ragen.report.html import write_report
-from ragen.report.runs import as_data, read_run, row_of
+from ragen.report.run_report import write_report
+from ragen.report.runs import read_run
 from ragen.report.verdict import verdict
 from ragen.rollout.summary import repeated_share, summarize
-from ragen.run.run_logger import Recorder
+from ragen.run.run_logger import RunLogger
 from ragen.train.targets import keep_groups
 from ragen.types import Group
 
@@ -37,7 +38,7 @@ def record(folder, *parts, first=1):
     """(number of steps, what differs from the calm ones); what the console was told."""
     console, logged = FakeConsole(), []
     sink = SimpleNamespace(log=lambda step, metrics: logged.append((step, metrics)))
-    recorder = Recorder(Config(), folder, console, [sink])
+    recorder = RunLogger(Config(), folder, console, [sink])
     step = first
     for num, changes in parts:
         for _ in range(num):
@@ -65,7 +66,7 @@ def test_a_warning_is_told_once_and_stored_while_it_holds(folder):
 
 def test_a_validation_before_training_gets_no_flags(folder):
     console = FakeConsole()
-    Recorder(Config(), folder, console, []).step(0, {"val-env/CoordSokoban/success": 0.5})
+    RunLogger(Config(), folder, console, []).step(0, {"val-env/CoordSokoban/success": 0.5})
     assert console.steps == [(0, {"val-env/CoordSokoban/success": 0.5})]
 
 
@@ -114,8 +115,8 @@ def test_every_warning_can_be_drawn(folder):
 def test_the_list_of_runs_has_a_word(folder):
     record(folder, (4, {}), (1, JUMP))
     run = read_run("a", folder)
-    assert (run.health, row_of(run)["health"]) == ("policy_jumps", "an update goes too far")
-    assert json.loads(json.dumps(as_data(run)))["health"] == "policy_jumps"
+    assert (run.health, columns_of(run)["health"]) == ("policy_jumps", "an update goes too far")
+    assert json.loads(json.dumps(run.as_data()))["health"] == "policy_jumps"
 
 
 def test_health_does_not_change_what_is_said_of_success(folder):

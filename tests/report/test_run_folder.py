@@ -21,7 +21,9 @@ from made_up_runs import make_episode, make_groups, make_turn
 
 from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, to_dict
-from ragen.store.run_folder import FolderInUse, RunFolder, read_episodes, write_whole
+from ragen.store.episodes import read_episodes
+from ragen.store.fsync import write_whole
+from ragen.store.run_folder import FolderInUse, RunFolder
 from ragen.types import Group
 
 # --- config -------------------------------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ def test_a_second_process_is_refused_and_told_who_is_first(folder):
         told = subprocess.run(
             [sys.executable, "-c", code, str(folder.path)], capture_output=True, text=True, check=True
         ).stdout
-        assert f"belongs to process {os.getpid()} on {socket.gethostname()}" in told
+        assert f"is in use by process {os.getpid()} on {socket.gethostname()}" in told
         with pytest.raises(FolderInUse), RunFolder(folder.path).owned():
             pass
     with RunFolder(folder.path).owned():  # free again
@@ -276,22 +278,23 @@ def test_a_dead_owner_is_replaced(folder):
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     process.wait()
     folder.path.mkdir()
-    folder.owner_path.write_text(json.dumps({"pid": process.pid, "host": socket.gethostname(), "started": "1"}))
+    folder.owner_path.write_text(f"process {process.pid} on {socket.gethostname()}\n")
+    assert folder.live_owner() is None
     with folder.owned():
-        assert json.loads(folder.owner_path.read_text())["pid"] == os.getpid()
-    assert folder.owner_path.read_text() == ""
+        assert folder.live_owner() == f"process {os.getpid()} on {socket.gethostname()}"
+    assert not folder.owner_path.exists() and folder.live_owner() is None
 
 
 def test_a_process_number_in_use_again_is_not_the_owner(folder):
     folder.path.mkdir()
-    folder.owner_path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": "1"}))
+    folder.owner_path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
     with folder.owned():
         pass
 
 
 def test_nothing_is_assumed_about_other_hosts(folder):
     folder.path.mkdir()
-    folder.owner_path.write_text(json.dumps({"pid": 1, "host": "far-away", "started": "1"}))
+    folder.owner_path.write_text("process 1 on far-away\n")
     with pytest.raises(FolderInUse, match=r"process 1 on far-away.*delete .*\.owner"), folder.owned():
         pass
 

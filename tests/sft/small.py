@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from ragen.config.compose import resolve
+from ragen.api import run_config
 from ragen.config.schema import Config
-from ragen.train import train_any
+from ragen.run.prepare import prepare
 
 WORDS = (
     "rl_or_sft=sft",
@@ -26,11 +26,11 @@ WORDS = (
 
 def config_of(*words: str, environment: str = "sokoban") -> Config:
     grid = [] if environment == "two_armed_bandit" else ["env.env_kwargs.cell_format=plain"]
-    return resolve([environment, *WORDS, *grid, *words], environ={}).config
+    return prepare([environment, *WORDS, *grid, *words], environ={}).config
 
 
 def fine_tuned(output: Path, *words: str) -> Any:
-    return train_any(config_of(f"sft.output_dir={output}", *words))
+    return run_config(config_of(f"sft.output_dir={output}", *words))
 
 
 class Pressed:

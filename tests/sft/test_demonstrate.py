@@ -5,7 +5,7 @@ from functools import lru_cache
 import pytest
 from small import config_of
 
-from ragen.agent.episode import EpisodeState, noise_stream
+from ragen.agent.episode import noise_stream
 from ragen.agent.prompt import STYLES
 from ragen.agent.template import ChatTemplate
 from ragen.config import derive
@@ -16,6 +16,7 @@ from ragen.rollout.collect import GroupRequest, PlayedEpisode, World
 from ragen.sft.data import Lesson, solve_levels
 from ragen.sft.demonstrate import can_be_won, demonstrate, reply, solver
 from ragen.sft.tokens import answers_of
+from ragen.types import EpisodeState
 
 SEEDS = range(100_000, 100_040)
 

@@ -13,19 +13,25 @@ from safetensors.torch import load_file
 from small import WORDS, Pressed, config_of, fine_tuned
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ragen.api import run_config
+from ragen.checkpoint.save import CheckpointStore
 from ragen.cli import main
 from ragen.config import derive, unused_keys
 from ragen.distributed.workers import ALONE
 from ragen.errors import ConfigError, RunFailed
 from ragen.model.load import find_model, load_model
-from ragen.report.html import write_report
-from ragen.run.run_logger import Silent
+from ragen.report.run_report import write_report
+from ragen.run import session
+from ragen.run.prepare import prepare
+from ragen.run.run_logger import NullLogger
+from ragen.run.session import Session
 from ragen.sft import train as sft_train
 from ragen.sft.data import Lesson, make_data, read_rows
+from ragen.sft.output_dir import choose_output
 from ragen.sft.tokens import num_answers
-from ragen.sft.train import Tuner, plan
+from ragen.sft.train import Tuner, plan_batches
+from ragen.store.resume import Decision
 from ragen.store.run_folder import RunFolder
-from ragen.train import train_any
 from ragen.train.optimizer import MasterAdamW
 from ragen.train.update import imitate
 
@@ -33,8 +39,10 @@ from ragen.train.update import imitate
 def tuner(tmp_path: Path, *words: str) -> Tuner:
     config = config_of(*words)
     data = make_data(Lesson.of(config))
-    batches = plan(num_answers(data.train, derive.rules(config)), config)
-    return Tuner(config, find_model("pocket-blank"), data, batches, ALONE, Silent(), tmp_path)
+    batches = plan_batches(num_answers(data.train, derive.rules(config)), config)
+    decision = Decision(RunFolder(tmp_path))
+    one = Session(config, ALONE, decision, NullLogger(), CheckpointStore(tmp_path, keep_actor=None))
+    return Tuner(config, find_model("pocket-blank"), data, batches, one)
 
 
 def rows_of(folder: Path) -> list[dict]:
@@ -189,10 +197,9 @@ def test_the_merged_model_is_the_best_checkpoint(run):
 def test_the_folder_of_the_run_is_no_model_and_the_one_inside_is_named_once(run):
     for folder, inside in ((run.folder, f"global_step_{run.num_steps}"), (run.folder.parent, "merged_model")):
         with pytest.raises(ConfigError) as error:
-            config_of(f"sft.training.base_model={folder}")
-        assert str(error.value) == (
-            f"sft.training.base_model={folder}: this folder is no model, but holds one: name {folder / inside}"
-        )
+            prepare(["sokoban", "rl_or_sft=sft", f"sft.training.base_model={folder}"], environ={})
+        assert (error.value.code, error.value.key) == ("not-a-model", "sft.training.base_model")
+        assert str(error.value).endswith(f"name {folder / inside}") and len(error.value.problems) == 1
 
 
 def test_reinforcement_learning_can_start_from_it(run, tmp_path):
@@ -213,33 +220,32 @@ def test_a_finished_run_is_left_alone(run, capsys):
     again = fine_tuned(output, "sft.training.epochs=1")
     assert again.folder == output.with_name("out-2") / "lora_weights"
     assert (output.with_name("out-2") / "merged_model/config.json").exists()
-    assert "it stays as it is" in capsys.readouterr().out
+    assert "it is left untouched" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_merged_model_of_other_origin_is_left_alone(tmp_path):
-    from ragen.sft.output_dir import place
 
     (tmp_path / "out/merged_model").mkdir(parents=True)
-    decision = place(config_of(f"sft.output_dir={tmp_path}/out"))
+    decision = choose_output(config_of(f"sft.output_dir={tmp_path}/out"))
     assert decision.folder.path == tmp_path / "out-2/lora_weights"
-    assert "merged_model is there already" in decision.reason
+    assert "merged_model exists" in decision.reason
 
 
 def test_rows_of_an_attempt_that_never_began_are_replaced(tmp_path):
-    from ragen.sft.run import _keep, place
+    from ragen.sft.run import _store_data
 
     config, other = (config_of(f"sft.output_dir={tmp_path}", f"sft.data_generation.train_size={n}") for n in (2, 3))
     for asked in (config, other):
         data = make_data(Lesson.of(asked))
-        _keep(data, asked, place(asked))
+        _store_data(data, asked, choose_output(asked))
         assert read_rows(tmp_path / "sft/data/sokoban/train.parquet") == data.train
 
 
 @pytest.mark.parametrize("folder", ["../shared", "{}/shared"])
 def test_rows_outside_of_the_output_folder_are_never_replaced(tmp_path, folder):
     """They may be another run's."""
-    from ragen.sft.run import _keep, place
+    from ragen.sft.run import _store_data
 
     words = [f"sft.data_generation.data_dir={folder.format(tmp_path)}", "sft.data_generation.train_size=2"]
     one, same, other = (
@@ -247,9 +253,9 @@ def test_rows_outside_of_the_output_folder_are_never_replaced(tmp_path, folder):
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
     for asked in (one, same):
-        _keep(make_data(Lesson.of(asked)), asked, place(asked))
+        _store_data(make_data(Lesson.of(asked)), asked, choose_output(asked))
     with pytest.raises(ConfigError, match="holds other rows"):
-        _keep(make_data(Lesson.of(other)), other, place(other))
+        _store_data(make_data(Lesson.of(other)), other, choose_output(other))
     assert read_rows(tmp_path / "shared/sokoban/train.parquet") == make_data(Lesson.of(one)).train
 
 
@@ -263,17 +269,17 @@ class Killed(Exception):
 @pytest.mark.parametrize("killed_in_step", [2, 4])
 def test_a_killed_run_ends_as_if_it_had_not_been(run, tmp_path, monkeypatch, killed_in_step):
     """Before its first checkpoint, and after it."""
-    record = sft_train.Tuner._record
+    record = session.Session.log_step
 
     def killing(self, step, metrics, clock):
         record(self, step, metrics, clock)
         if step == killed_in_step:
             raise Killed
 
-    monkeypatch.setattr(sft_train.Tuner, "_record", killing)
+    monkeypatch.setattr(session.Session, "log_step", killing)
     with pytest.raises(Killed):
         fine_tuned(tmp_path / "out")
-    monkeypatch.setattr(sft_train.Tuner, "_record", record)
+    monkeypatch.setattr(session.Session, "log_step", record)
     again = fine_tuned(tmp_path / "out")
     assert again.folder == tmp_path / "out/lora_weights" and again.status == "finished"
     assert comparable(again.folder) == comparable(run.folder)
@@ -284,10 +290,10 @@ def test_a_killed_run_ends_as_if_it_had_not_been(run, tmp_path, monkeypatch, kil
 
 def test_an_interrupted_run_goes_on_in_the_middle_of_an_epoch(run, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        patch.setattr("ragen.sft.run.Interrupt", Pressed)
+        patch.setattr("ragen.run.session.Interrupt", Pressed)
         stopped = fine_tuned(tmp_path / "out")
     assert (stopped.status, stopped.num_steps) == ("interrupted", 1)
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "run the same command to resume" in capsys.readouterr().out
     assert (stopped.folder / "global_step_1").exists() and not (tmp_path / "out/merged_model").exists()
     again = fine_tuned(tmp_path / "out")
     assert comparable(again.folder) == comparable(run.folder)
@@ -345,7 +351,7 @@ def test_all_weights_can_be_learnt(tmp_path):
         "sft.training.lora_rank=0", "sft.training.validate_before_training=False", "training.no_think_rl=True",
         "sft.data_generation.num_processes=2", f"sft.output_dir={tmp_path}/out",
     ]  # fmt: skip
-    run = train_any(config_of(*words, environment="frozenlake"))
+    run = run_config(config_of(*words, environment="frozenlake"))
     losses = [row["val/loss"] for row in rows_of(run.folder) if "val/loss" in row]
     assert len(losses) == 2 and losses[1] < losses[0]
     assert rows_of(run.folder)[0]["step"] == 1
@@ -396,8 +402,8 @@ def test_a_folder_in_use_is_avoided_with_the_key_of_fine_tuning(tmp_path, capsys
     with RunFolder(tmp_path / "lora_weights").owned():
         assert main(["sft", *words]) == 2
     said = capsys.readouterr().err
-    assert f"{tmp_path}/lora_weights belongs to process" in said
-    assert "choose another folder with sft.output_dir." in said and "default_local_dir" not in said
+    assert f"{tmp_path}/lora_weights is in use by process" in said
+    assert "choose another directory with sft.output_dir" in said and "default_local_dir" not in said
 
 
 def test_a_key_is_read_or_says_that_it_is_not(tmp_path):
@@ -412,7 +418,7 @@ def test_a_key_is_read_or_says_that_it_is_not(tmp_path):
     with watched_configs() as readers:
         config = config_of(f"sft.output_dir={tmp_path}", "sft.training.epochs=1")
         readers.clear()
-        train_any(config)
+        run_config(config)
     said = {key for key in all_keys() if unused_keys.reason(key, "sft")} | set(reasons_without_effect())
     assert not said & set(readers) - harmless
     assert set(all_keys()) - set(readers) - said <= elsewhere
@@ -442,4 +448,4 @@ def test_memory_is_explained_by_the_keys_of_fine_tuning(monkeypatch):
         explained(replace(config), torch.device("cpu"), Path("nowhere")),
     ):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-    assert error.value.words == smaller(config)
+    assert error.value.overrides == smaller(config)

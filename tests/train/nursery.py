@@ -143,15 +143,16 @@ def serve():
 def import_everything():
     """Also what is imported on first use. No thread may be there when a child is forked: nothing is computed."""
     from ragen import cli  # noqa: F401
+    from ragen.checkpoint.parts import part_of
     from ragen.config.compose import resolve
     from ragen.config.schema import Optimizer
     from ragen.model.load import find_model, load_model
-    from ragen.train import loop
+    from ragen.train import trainer  # noqa: F401
     from ragen.train.optimizer import MasterAdamW
 
     loaded = load_model(find_model("pocket"))
     MasterAdamW(loaded.model.parameters(), Optimizer(), 1)
-    loop.part_of(loaded)
+    part_of(loaded)
     resolve(["sokoban"], environ={})
 
 
@@ -183,9 +184,9 @@ def live(words, log, environment=None, code="", max_file_size=None, obey_permiss
 
 
 def tell_phases(descriptor):
-    from ragen.run.run_logger import Recorder
+    from ragen.run.run_logger import RunLogger
 
-    original, inside = Recorder.phase, [BETWEEN]
+    original, inside = RunLogger.phase, [BETWEEN]
 
     def tell():
         os.pwrite(descriptor, inside[-1].ljust(16).encode(), 0)
@@ -201,7 +202,7 @@ def tell_phases(descriptor):
             inside.pop()
             tell()
 
-    Recorder.phase = phase
+    RunLogger.phase = phase
     tell()
 
 

@@ -10,6 +10,10 @@ from safetensors.torch import load_file, save_file
 from tiny import ACTOR, TINY
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from ragen.checkpoint.merge import merge, plan
+from ragen.checkpoint.parts import Parts, part_of
+from ragen.checkpoint.restore import restore
+from ragen.checkpoint.save import CheckpointStore
 from ragen.cli import main
 from ragen.config.compose import resolve
 from ragen.config.derive import reference_is_actor
@@ -19,11 +23,9 @@ from ragen.model import load
 from ragen.model.attention import Packed
 from ragen.model.load import find_model, load_model
 from ragen.model.lora import add_adapters, merged_state, save_adapter
-from ragen.store.checkpoint import CheckpointStore, Parts, part_of, restore
 from ragen.store.manifest import OtherModel
-from ragen.store.merge import merge, plan
 from ragen.store.run_folder import RunFolder
-from ragen.train import loop
+from ragen.train import learner, trainer
 from ragen.train.optimizer import MasterAdamW
 
 KL = [f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.1"]
@@ -44,7 +46,7 @@ IDS = torch.arange(40)
 
 
 def train(folder, *words):
-    return loop.train(resolve([*WORDS, *words, f"trainer.default_local_dir={folder}"], environ={}).config)
+    return trainer.train(resolve([*WORDS, *words, f"trainer.default_local_dir={folder}"], environ={}).config)
 
 
 def rows(folder):
@@ -70,7 +72,7 @@ class Finished:
 
     def __init__(self, folder):
         self.folder, self.models, self.begun = folder, [], []
-        original = loop.load_model
+        original = learner.load_model
 
         def load_model(*given):
             loaded = original(*given)
@@ -79,7 +81,7 @@ class Finished:
             return loaded
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "load_model", load_model)
+            patch.setattr(learner, "load_model", load_model)
             self.run = train(folder)
 
     @property
@@ -118,13 +120,13 @@ def test_sampler_and_learner_are_one_policy(finished):
 
 
 def test_only_what_has_an_adapter_is_its_own_reference(tmp_path, monkeypatch):
-    loaded, original = [], loop.load_model
+    loaded, original = [], learner.load_model
 
     def load_model(*given):
         loaded.append(given[0].name)
         return original(*given)
 
-    monkeypatch.setattr(loop, "load_model", load_model)
+    monkeypatch.setattr(learner, "load_model", load_model)
     train(tmp_path / "run", "actor_rollout_ref.model.lora_rank=0", "trainer.total_training_steps=1")
     assert loaded == ["pocket"] * 3, "a critic's adapter does not make the actor's reference"
     held = {path.name for path in (tmp_path / "run/global_step_1").glob("*/*.safetensors")}
@@ -217,9 +219,9 @@ def test_nothing_is_announced_before_it_is_refused(finished, tmp_path, capsys):
     words = [*WORDS, *origin, "trainer.total_training_steps=3", f"trainer.default_local_dir={tmp_path / 'run'}"]
     assert main(["train", *words, "lora.rank=4"]) == 2
     told = capsys.readouterr()
-    assert "lora.rank=8" in told.err and "begins after step 2" not in told.out + told.err
+    assert "lora.rank=8" in told.err and "starts after step 2" not in told.out + told.err
     assert main(["train", *words]) == 0
-    assert "begins after step 2" in "".join(capsys.readouterr())
+    assert "starts after step 2" in "".join(capsys.readouterr())
 
 
 def adapted(name, rank=2):
@@ -312,7 +314,7 @@ def test_another_family_is_saved_restored_and_merged(tmp_path, dtype):
     store = CheckpointStore(tmp_path / "run")
     path = store.save(7, parts[0])
     assert not torch.allclose(logits(fresh), logits(trained), atol=1e-2)
-    store.restore(path, parts[1])
+    restore(path, parts[1])
     assert torch.equal(logits(fresh), logits(trained))
     one, two = (part.actor.optimizer.tensors(part.actor.model) for part in parts)
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
@@ -381,7 +383,7 @@ def test_an_adapter_of_a_quantised_file_is_merged_into_what_was_made_of_it(tmp_p
 
 
 def test_what_cannot_be_merged(finished, tmp_path):
-    with pytest.raises(ConfigError, match="nowhere is no folder; name a checkpoint"):
+    with pytest.raises(ConfigError, match="nowhere is not a directory; give a checkpoint"):
         plan(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="holds no adapter; name a checkpoint"):
         plan(tmp_path)
@@ -453,7 +455,7 @@ def test_an_error_without_a_file_is_not_one_of_the_output(tmp_path, capsys, monk
         raise FileNotFoundError("No such file or directory: weights")  # as safetensors does
 
     monkeypatch.setattr("ragen.cli._discard_output", lambda: None)
-    monkeypatch.setattr("ragen.store.merge.plan", missing)
+    monkeypatch.setattr("ragen.checkpoint.merge.plan", missing)
     assert main(["merge", str(tmp_path)]) == 1
     assert capsys.readouterr().err == "ragen merge: No such file or directory: weights\n"
 
@@ -462,7 +464,7 @@ def test_a_failed_merge_leaves_nothing(finished, tmp_path, monkeypatch):
     def full(*given):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ragen.store.checkpoint.write_tensors", full)
+    monkeypatch.setattr("ragen.checkpoint.model_folder.write_tensors", full)
     with pytest.raises(OSError, match="No space"):
         merge(plan(finished.checkpoint, tmp_path / "merged"))
     assert not list(tmp_path.iterdir())

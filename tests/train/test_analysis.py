@@ -10,7 +10,7 @@ from test_resume import make_checkpoint, make_run
 from tiny import ACTOR, ROLLOUT, TINY
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ragen.agent.episode import EpisodeState, TurnResult
+from ragen.algo.kl import KlController
 from ragen.config import derive
 from ragen.config.compose import resolve
 from ragen.config.schema import Optimizer
@@ -20,12 +20,13 @@ from ragen.model.packing import samples_of
 from ragen.run.sinks import Sink
 from ragen.store.resume import decide
 from ragen.store.run_folder import RunFolder
-from ragen.train import analysis, loop
+from ragen.train import analysis, probe, trainer
+from ragen.train.learner import TokenScores
 from ragen.train.levels import levels
 from ragen.train.optimizer import MasterAdamW
-from ragen.train.targets import Selection
+from ragen.train.targets import Played, Selection
 from ragen.train.update import Targets, update_actor
-from ragen.types import Episode, Group, Turn
+from ragen.types import Episode, EpisodeState, Group, Turn, TurnResult
 
 VOCAB = 30
 SCORES = [[0.0, 4.0, 1.0], [2.0, 2.0], [1.0, 0.0, 0.0], [3.0, 9.0], [0.5, 0.0, 1.0]]
@@ -408,20 +409,22 @@ def test_nothing_is_looked_at_twice():
     targets = targets_of(groups, 7)
     kept = some_of(targets, groups, KEPT)
 
-    def see(samples):
-        asked.append([sample.group for sample in samples])
-        removed = some_of(targets, groups, [1])
-        return analysis.Seen(removed.old_log_probs, removed.reference, None)
+    class Models:
+        config = config_of("trainer.gradient_analysis_log_prefilter=True")
+        kl_control = KlController("fixed", 0.0, 0.1, 100)
 
-    def aim(groups, scores, seen, kept_ratio):
-        assert kept_ratio == 1.0 and scores == SCORES
-        assert all(map(torch.equal, seen.old_log_probs, targets.old_log_probs)) and seen.values is None
-        assert all(map(torch.equal, seen.reference, targets.reference))
-        return targets
+        def score(self, samples, clock):
+            asked.append([sample.group for sample in samples])
+            removed = some_of(targets, groups, [1])
+            return TokenScores(removed.old_log_probs, removed.reference, None)
 
-    config = config_of("trainer.gradient_analysis_log_prefilter=True")
-    selection = selection_of(groups, KEPT)
-    batch = analysis.make_batch(groups, SCORES, selection, config, see, aim, kept)
+        def make_targets(self, groups, scores, seen, kept_ratio, control, clock):
+            assert kept_ratio == 1.0 and scores == SCORES and control is not self.kl_control
+            assert all(map(torch.equal, seen.old_log_probs, targets.old_log_probs)) and seen.values is None
+            assert all(map(torch.equal, seen.reference, targets.reference))
+            return targets, {}
+
+    batch = analysis.make_batch(Played(groups, SCORES, selection_of(groups, KEPT)), Models(), kept)
     assert asked == [[1, 1]] and batch.kept is kept and batch.everything is targets
 
 
@@ -443,7 +446,7 @@ ONLY = ["trainer.gradient_analysis_only=True", "trainer.exit_after_gradient_anal
 
 def run(folder, *words):
     config = resolve([*RUN, *words, f"trainer.default_local_dir={folder}"], environ={}).config
-    ended = loop.train(config)
+    ended = trainer.train(config)
     return ended, RunFolder(ended.folder).read_metrics().rows
 
 
@@ -505,20 +508,21 @@ def test_a_probe_looks_at_a_checkpoint_and_changes_nothing(trained, tmp_path, mo
     folder = trained[0].folder
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
     states = []
-    fit = loop.Trainer.fit
+    fit = probe.Probe.fit
 
-    def watched(trainer, *given):
+    def watched(job, *given):
         for ending in (False, True):
-            optimizer = trainer.actor_optimizer
-            tensors = trainer.model.state_dict() | optimizer.tensors(trainer.model)
+            learner = job.learner
+            optimizer = learner.actor_optimizer
+            tensors = learner.model.state_dict() | optimizer.tensors(learner.model)
             states.append(
                 ({name: tensor.clone() for name, tensor in tensors.items()}, optimizer.num_steps, optimizer.lr)
             )
             if not ending:
-                ended = fit(trainer, *given)
+                ended = fit(job, *given)
         return ended
 
-    monkeypatch.setattr(loop.Trainer, "fit", watched)
+    monkeypatch.setattr(probe.Probe, "fit", watched)
     origin = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}/global_step_{step}"]
     words = [f"trainer.total_training_steps={step}", "trainer.val_before_train=True", f"{ACTOR}.use_kl_loss=True"]
     ended, rows = run(tmp_path / "probe", *OWN, *ONLY, *origin, *words, f"{ACTOR}.kl_loss_coef=0.1")
@@ -609,7 +613,7 @@ def test_a_probe_without_a_step_to_analyse_is_refused(tmp_path):
 def test_a_checkpoint_that_is_not_there_names_those_that_are(tmp_path):
     for step in (1, 101):
         make_checkpoint(tmp_path / "run", step)
-    with pytest.raises(ConfigError, match=r"global_step_51 is no folder\. In .*run global_step_1, global_step_101 are"):
+    with pytest.raises(ConfigError, match=r"global_step_51: not found\. .*run has global_step_1, global_step_101"):
         decide(probing(tmp_path / "probe", tmp_path / "run" / "global_step_51"))
 
 

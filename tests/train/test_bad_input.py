@@ -10,9 +10,10 @@ import torch
 from tiny import TINY
 from transformers import Qwen2Config
 
+from ragen.checkpoint.parts import Part, Parts
+from ragen.checkpoint.save import CheckpointStore
 from ragen.config.schema import Optimizer
 from ragen.model.decoder import Decoder, Shape
-from ragen.store.checkpoint import CheckpointStore, Part, Parts
 from ragen.store.run_folder import RunFolder
 from ragen.train.optimizer import MasterAdamW
 
@@ -96,7 +97,7 @@ def test_where_another_checkpoint_is_whole_it_is_taken(run, how):
     damage(run.folder / "global_step_2" / WEIGHTS, how)
     ended = run.go_on()
     assert ended.status == 0, ended.err
-    assert f"{run.folder} goes on after step 1" in ended.out and "is damaged" in ended.out
+    assert f"{run.folder} resumes after step 1" in ended.out and "is damaged" in ended.out
     assert run.steps() == [1, 2, 3]
 
 
@@ -119,7 +120,7 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_refused(run, tmp_path, how):
 
 def test_a_checkpoint_that_is_not_there_is_refused(run, tmp_path):
     words = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_7"]
-    assert_refused(run.go_on(*words), 2, f"{tmp_path}/global_step_7 is no folder")
+    assert_refused(run.go_on(*words), 2, f"{tmp_path}/global_step_7: not found")
 
 
 def test_another_models_checkpoint_is_refused(run, tmp_path):
@@ -199,7 +200,7 @@ def test_a_full_disk_loses_only_the_checkpoint_that_did_not_fit(run, nursery, tr
     assert not [path for path in run.folder.iterdir() if path.name.endswith(".part")]
     assert run.steps() == [1, 2, 3]
     again = run.go_on()
-    assert again.status == 0 and f"{run.folder} goes on after step 2" in again.out
+    assert again.status == 0 and f"{run.folder} resumes after step 2" in again.out
     assert run.steps() == [1, 2, 3] and (run.folder / "global_step_3").exists()
 
 
@@ -214,6 +215,6 @@ def test_a_folder_has_one_owner(run, nursery):
     words = [*WORDS, "trainer.total_training_steps=3", f"trainer.default_local_dir={run.folder}"]
     first = nursery.start(*words)
     assert first.wait_for("rollout")
-    assert_refused(run.go_on(), 2, f"{run.folder} belongs to process {first.pid}", "trainer.default_local_dir")
+    assert_refused(run.go_on(), 2, f"{run.folder} is in use by process {first.pid}", "trainer.default_local_dir")
     assert first.end().status == 0
     assert run.steps() == [1, 2, 3]

@@ -22,6 +22,11 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
+from ragen.checkpoint import model_folder, save
+from ragen.checkpoint.parts import Part, Parts, part_of
+from ragen.checkpoint.restore import restore
+from ragen.checkpoint.save import CheckpointStore, SaveFailed
+from ragen.checkpoint.tensor_file import TensorFiles, write_tensors
 from ragen.config.compose import resolve
 from ragen.config.schema import Optimizer
 from ragen.errors import ConfigError
@@ -29,11 +34,9 @@ from ragen.model.attention import Packed
 from ragen.model.decoder import Decoder, Shape, to_huggingface
 from ragen.model.huggingface import ATTENTION, HuggingFaceModel
 from ragen.model.load import LoadedModel, Source
-from ragen.store import checkpoint, manifest
-from ragen.store.checkpoint import CheckpointStore, Part, Parts, SaveFailed, part_of, restore
+from ragen.store import manifest
 from ragen.store.manifest import CheckpointError, Damaged, NotACheckpoint, OtherModel
 from ragen.store.run_folder import RunFolder
-from ragen.store.tensor_file import TensorFiles, write_tensors
 from ragen.train.optimizer import MasterAdamW
 
 VOCAB = 23
@@ -164,7 +167,7 @@ def test_the_tokenizer_and_the_generation_settings_come_along(store, tmp_path):
 
 @pytest.mark.parametrize("limit", [1, 3000, 100_000])
 def test_large_weights_are_cut_into_files(store, monkeypatch, limit):
-    monkeypatch.setattr(checkpoint, "SHARD_BYTES", limit)
+    monkeypatch.setattr(model_folder, "SHARD_BYTES", limit)
     parts = make_parts(critic=False)
     path = store.save(1, parts) / "actor"
     weights = to_huggingface(parts.actor.model)
@@ -176,7 +179,7 @@ def test_large_weights_are_cut_into_files(store, monkeypatch, limit):
     theirs = AutoModelForCausalLM.from_pretrained(path).state_dict()
     assert all(torch.equal(theirs[name], weight) for name, weight in weights.items())
     other = make_parts(seed=5, critic=False)
-    store.restore(store.latest(), other)
+    restore(manifest.latest(store.folder), other)
     assert everything(other) == everything(parts)
 
 
@@ -246,7 +249,7 @@ def elsewhere(folder):
     torch.set_num_threads(1)
     for dtype in DTYPES_OF_RUNS:
         store, parts = CheckpointStore(f"{folder}/{dtype}"), make_parts(getattr(torch, dtype), seed=50)
-        assert store.restore(store.latest(), parts) == {"step": 3}
+        assert restore(manifest.latest(store.folder), parts) == {"step": 3}
         train(parts, 3)
         store.save(6, parts)
     outcome = {}
@@ -271,7 +274,7 @@ def test_three_steps_and_three_in_another_process_are_six(other_process, dtype):
 def test_the_learning_rate_goes_on_where_it_was(store):
     before, after = make_parts(), make_parts(seed=3)
     train(before, 4)
-    store.restore(store.save(4, before), after)
+    restore(store.save(4, before), after)
     # Warm-up over two of six steps, then half a cosine over four: two steps into it, at its middle.
     assert after.actor.optimizer.lr == before.actor.optimizer.lr == pytest.approx(1e-2 * 0.5)
 
@@ -280,7 +283,7 @@ def test_another_family_is_restored(store):
     before, after = (make_part(Qwen3Config(**SIZES, tie_word_embeddings=True), seed=seed) for seed in (0, 1))
     train(Parts(before), 2)
     assert everything(Parts(after)) != everything(Parts(before))
-    store.restore(store.save(2, Parts(before)), Parts(after))
+    restore(store.save(2, Parts(before)), Parts(after))
     assert everything(Parts(after)) == everything(Parts(before))
     assert after.model.module.get_output_embeddings().weight is after.model.module.get_input_embeddings().weight
 
@@ -288,7 +291,7 @@ def test_another_family_is_restored(store):
 def test_a_run_in_float32_goes_on_in_bfloat16_without_rounding_its_masters(store):
     before, after = make_part(), make_part(dtype=torch.bfloat16, seed=3)
     train(Parts(before), 2)
-    store.restore(store.save(2, Parts(before)), Parts(after))
+    restore(store.save(2, Parts(before)), Parts(after))
     exact = [parameter.detach() for parameter in before.model.parameters()]
     assert all(map(torch.equal, after.optimizer.masters, exact))
     assert all(map(torch.equal, after.model.parameters(), [weight.bfloat16() for weight in exact]))
@@ -299,7 +302,7 @@ def test_a_run_in_float32_goes_on_in_bfloat16_without_rounding_its_masters(store
 def test_a_run_in_bfloat16_goes_on_in_float32_from_its_masters(store):
     before, after = make_part(dtype=torch.bfloat16), make_part(seed=3)
     train(Parts(before), 2)
-    store.restore(store.save(2, Parts(before)), Parts(after))
+    restore(store.save(2, Parts(before)), Parts(after))
     assert all(map(torch.equal, after.model.parameters(), before.optimizer.masters))
     assert any(not torch.equal(weight, weight.bfloat16().float()) for weight in after.model.parameters())
     assert [name for name in after.optimizer.tensors(after.model) if name.startswith("master/")] == []
@@ -310,7 +313,7 @@ def test_the_module_keeps_its_memory(store, dtype):
     part = make_part(dtype=dtype)
     before = [parameter.data_ptr() for parameter in part.model.parameters()]
     path = store.save(1, Parts(part))
-    store.restore(path, Parts(part))
+    restore(path, Parts(part))
     assert [parameter.data_ptr() for parameter in part.model.parameters()] == before
 
 
@@ -319,7 +322,7 @@ def test_weights_that_were_never_updated_go_on_too(store):
     before.model.layers[0].qkv.weight.grad = torch.ones_like(before.model.layers[0].qkv.weight)
     before.optimizer.step(1.0)
     train(Parts(after), 1)
-    store.restore(store.save(1, Parts(before)), Parts(after))
+    restore(store.save(1, Parts(before)), Parts(after))
     assert everything(Parts(after)) == everything(Parts(before))
     assert sorted(before.optimizer.tensors(before.model)) == [
         f"{kind}/layers.0.qkv.weight" for kind in ("exp_avg", "exp_avg_sq", "step")
@@ -373,15 +376,15 @@ def test_contents_decide_what_is_written(tmp_path, contents, folders, has_state,
     path = store.save(5, make_parts(critic=False, a=1))
     assert [file.name for file in sorted(path.iterdir()) if file.is_dir()] == folders
     assert (path / "trainer_state.json").exists() == has_state
-    assert store.is_resumable(path) == is_resumable
-    assert store.restore(path, make_parts(critic=False)) == ({"a": 1} if has_state else {})
+    assert manifest.is_resumable(path) == is_resumable
+    assert restore(path, make_parts(critic=False)) == ({"a": 1} if has_state else {})
 
 
 def test_a_critic_without_its_optimizer_is_not_resumable(tmp_path):
     store = CheckpointStore(tmp_path, critic_contents=["model"])
     path = store.save(1, make_parts())
     assert "critic_optimizer" not in names_in(path) and "actor_optimizer" in names_in(path)
-    assert not store.is_resumable(path)
+    assert not manifest.is_resumable(path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -390,7 +393,7 @@ def test_from_a_model_only_checkpoint_the_optimizer_begins_anew_in_its_place(tmp
     before, after = make_part(dtype=dtype), make_part(dtype=dtype, seed=1)
     train(Parts(before), 3)
     train(Parts(after), 1)
-    store.restore(store.save(3, Parts(before)), Parts(after))
+    restore(store.save(3, Parts(before)), Parts(after))
     weights = before.model.state_dict()
     assert all(torch.equal(weights[name], weight) for name, weight in after.model.state_dict().items())
     assert all(
@@ -442,12 +445,12 @@ def test_actor_and_critic_have_their_own_number(tmp_path):
         ],
     }  # fmt: skip
     manifest.check(tmp_path / "global_step_4", every_byte=True)
-    assert not store.is_resumable(tmp_path / "global_step_4")
+    assert not manifest.is_resumable(tmp_path / "global_step_4")
     with pytest.raises(OtherModel, match="holds no actor"):
         restore(tmp_path / "global_step_4", make_parts())
     (tmp_path / TRACKER).unlink()
     shutil.rmtree(tmp_path / "global_step_5")
-    assert store.latest() is None
+    assert manifest.latest(store.folder) is None
 
 
 def test_what_is_kept_stays_and_one_to_look_at_is_never_the_latest(tmp_path):
@@ -455,13 +458,13 @@ def test_what_is_kept_stays_and_one_to_look_at_is_never_the_latest(tmp_path):
     store.save(1, make_parts(), keep=True)
     store.save(2, make_parts())
     store.save(3, make_parts(), contents=["model"])
-    assert (tmp_path / TRACKER).read_text() == "2\n" and store.latest().name == "global_step_2"
+    assert (tmp_path / TRACKER).read_text() == "2\n" and manifest.latest(store.folder).name == "global_step_2"
     store.save(4, make_parts())
     assert names_in(tmp_path)[:-1] == ["global_step_1", "global_step_3", "global_step_4"]
-    assert store.is_resumable(tmp_path / "global_step_1") and not store.is_resumable(tmp_path / "global_step_3")
+    assert manifest.is_resumable(tmp_path / "global_step_1") and not manifest.is_resumable(tmp_path / "global_step_3")
     (tmp_path / TRACKER).unlink()
     shutil.rmtree(tmp_path / "global_step_4")
-    assert store.latest().name == "global_step_1"
+    assert manifest.latest(store.folder).name == "global_step_1"
 
 
 @pytest.mark.parametrize("first", ["full", "model"])
@@ -470,7 +473,8 @@ def test_a_step_that_is_saved_in_both_ways_is_resumable_and_kept(tmp_path, first
     ways = {"full": {}, "model": {"contents": ["model"]}}
     for way in (first, "model" if first == "full" else "full"):
         store.save(1, make_parts(), **ways[way])
-    assert store.is_resumable(tmp_path / "global_step_1") and store.latest() == tmp_path / "global_step_1"
+    assert manifest.is_resumable(tmp_path / "global_step_1")
+    assert manifest.latest(store.folder) == tmp_path / "global_step_1"
     store.save(2, make_parts())
     assert names_in(tmp_path)[:-1] == ["global_step_1", "global_step_2"]
 
@@ -479,7 +483,7 @@ def test_a_step_is_saved_again(store):
     store.save(1, make_parts())
     parts, found = make_parts(seed=4), make_parts()
     store.save(1, parts)
-    store.restore(store.latest(), found)
+    restore(manifest.latest(store.folder), found)
     assert everything(found) == everything(parts)
     assert names_in(store.folder) == ["global_step_1", TRACKER]
 
@@ -489,8 +493,8 @@ def test_one_that_was_being_replaced_when_the_run_was_killed(tmp_path, step):
     store = CheckpointStore(tmp_path, keep_actor=2, keep_critic=2)
     parts, found = make_parts(), make_parts(seed=3)
     store.save(1, parts).rename(tmp_path / "global_step_1.replaced")
-    assert store.is_resumable(store.latest())
-    store.restore(store.latest(), found)
+    assert manifest.is_resumable(manifest.latest(store.folder))
+    restore(manifest.latest(store.folder), found)
     assert everything(found) == everything(parts)
     store.save(step, make_parts(seed=4))
     assert names_in(tmp_path) == [f"global_step_{number}" for number in range(1, step + 1)] + [TRACKER]
@@ -499,7 +503,7 @@ def test_one_that_was_being_replaced_when_the_run_was_killed(tmp_path, step):
 def test_a_later_checkpoint_of_another_past_is_not_deleted(store):
     later = store.save(9, make_parts())
     store.save(5, make_parts())
-    assert store.latest().name == "global_step_5" and later.exists()
+    assert manifest.latest(store.folder).name == "global_step_5" and later.exists()
 
 
 def test_what_cannot_be_deleted_stops_nothing(tmp_path, monkeypatch):
@@ -513,7 +517,7 @@ def test_what_cannot_be_deleted_stops_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(shutil, "rmtree", busy)
     store.save(2, make_parts())
-    assert store.latest().name == "global_step_2"
+    assert manifest.latest(store.folder).name == "global_step_2"
     assert len(told) == 1 and "could not be deleted" in told[0] and "busy" in told[0]
     monkeypatch.undo()
     store.save(3, make_parts())
@@ -537,7 +541,7 @@ def three(template, tmp_path):
 
 
 def test_no_checkpoints(tmp_path):
-    assert CheckpointStore(tmp_path / "nowhere").latest() is None
+    assert manifest.latest(tmp_path / "nowhere") is None
     (tmp_path / ".global_step_3.part").mkdir()
     (tmp_path / "global_step_x").mkdir()
     (tmp_path / "global_step_4").write_text("a file")
@@ -546,7 +550,7 @@ def test_no_checkpoints(tmp_path):
 
 def test_the_tracker_is_asked_first(three):
     (three.folder / TRACKER).write_text("9")
-    assert three.latest().name == "global_step_9"
+    assert manifest.latest(three.folder).name == "global_step_9"
 
 
 @pytest.mark.parametrize("content", [None, "", "ten", "-1", "²", "11", "\x00\xff"])
@@ -555,13 +559,13 @@ def test_without_a_good_tracker_the_newest_is_taken(three, content):
         (three.folder / TRACKER).unlink()
     else:
         (three.folder / TRACKER).write_text(content)
-    assert three.latest().name == "global_step_10"
+    assert manifest.latest(three.folder).name == "global_step_10"
 
 
 def test_what_is_being_written_is_never_the_latest(three):
     (three.folder / TRACKER).unlink()
     os.rename(three.folder / "global_step_10", three.folder / ".global_step_10.part")
-    assert three.latest().name == "global_step_9"
+    assert manifest.latest(three.folder).name == "global_step_9"
     with RunFolder(three.folder).owned():
         assert names_in(three.folder) == [".owner", "global_step_2", "global_step_9"]
 
@@ -602,7 +606,7 @@ def test_damage_is_named_and_nothing_is_changed(three, file, how):
     parts = make_parts(seed=7)
     before = everything(parts)
     with pytest.raises(Damaged) as caught:
-        three.restore(path, parts)
+        restore(path, parts)
     words = {"missing": "is missing", "a folder": "is missing", "altered": "another content"}
     assert file in str(caught.value) and words.get(how, "bytes, not") in str(caught.value)
     assert f"{three.folder / 'global_step_9'} is whole" in str(caught.value)
@@ -637,7 +641,7 @@ def test_a_manifest_that_was_edited_is_damaged(three, was, becomes):
     assert was in path.read_text()
     path.write_text(path.read_text().replace(was, becomes))
     with pytest.raises(Damaged, match=r"manifest\.json cannot be read \(its checksum differs\)"):
-        three.restore(path.parent, make_parts())
+        restore(path.parent, make_parts())
 
 
 @pytest.fixture(scope="module")
@@ -649,7 +653,7 @@ def test_the_only_one_is_damaged(store):
     path = store.save(1, make_parts())
     (path / "actor" / "model.safetensors").unlink()
     with pytest.raises(Damaged, match="Copy it back from where it is whole, or start anew beside it"):
-        store.restore(path, make_parts())
+        restore(path, make_parts())
 
 
 def test_what_is_no_checkpoint_is_told_apart(store):
@@ -658,18 +662,18 @@ def test_what_is_no_checkpoint_is_told_apart(store):
     foreign.mkdir()
     (foreign / "model_world_size_1_rank_0.pt").write_bytes(b"")
     with pytest.raises(NotACheckpoint, match=r"is no checkpoint of ragen: it has no manifest\.json"):
-        store.restore(foreign, make_parts())
-    with pytest.raises(NotACheckpoint, match=r"global_step_8 is no folder\. .*global_step_1 is whole"):
-        store.restore(store.folder / "global_step_8", make_parts())
-    assert not store.is_resumable(foreign) and not store.is_resumable(store.folder / "global_step_8")
+        restore(foreign, make_parts())
+    with pytest.raises(NotACheckpoint, match=r"global_step_8 is not a directory\. .*global_step_1 is whole"):
+        restore(store.folder / "global_step_8", make_parts())
+    assert not manifest.is_resumable(foreign) and not manifest.is_resumable(store.folder / "global_step_8")
 
 
 def test_a_renamed_checkpoint_is_refused(store):
     path = store.save(1, make_parts())
     with pytest.raises(Damaged, match="was written as global_step_1 and must have that name"):
-        store.restore(path.rename(store.folder / "global_step_100"), make_parts())
+        restore(path.rename(store.folder / "global_step_100"), make_parts())
     with pytest.raises(NotACheckpoint, match="global_step_<N>"):
-        store.restore((store.folder / "global_step_100").rename(store.folder / "best"), make_parts())
+        restore((store.folder / "global_step_100").rename(store.folder / "best"), make_parts())
 
 
 # --- another model ------------------------------------------------------------------------------------------------
@@ -691,7 +695,7 @@ def test_another_models_checkpoint_is_refused(store, config, message):
     part = make_part(config, seed=3)
     before = everything(Parts(part))
     with pytest.raises(OtherModel, match=message) as caught:
-        store.restore(path, Parts(part))
+        restore(path, Parts(part))
     assert str(path) in str(caught.value) and "set model_path" in str(caught.value)
     assert everything(Parts(part)) == before
 
@@ -699,7 +703,7 @@ def test_another_models_checkpoint_is_refused(store, config, message):
 def test_the_other_way_round_too(store):
     path = store.save(1, Parts(make_part(Qwen3Config(**SIZES, tie_word_embeddings=True))))
     with pytest.raises(OtherModel, match="model_type qwen3"):
-        store.restore(path, make_parts(critic=False))
+        restore(path, make_parts(critic=False))
 
 
 def test_a_critic_that_does_not_fit_leaves_the_actor_alone(store):
@@ -708,14 +712,14 @@ def test_a_critic_that_does_not_fit_leaves_the_actor_alone(store):
     parts = Parts(make_part(seed=3), make_part(config, critic=True))
     before = everything(parts)
     with pytest.raises(OtherModel, match="num_layers is 2 there and 3 here"):
-        store.restore(path, parts)
+        restore(path, parts)
     assert everything(parts) == before
 
 
 def test_a_checkpoint_without_a_critic_does_not_start_one(store):
     path = store.save(1, make_parts(critic=False))
     with pytest.raises(OtherModel, match="holds no critic"):
-        store.restore(path, make_parts())
+        restore(path, make_parts())
 
 
 def test_an_optimizer_of_other_weights_is_refused(store):
@@ -725,7 +729,7 @@ def test_an_optimizer_of_other_weights_is_refused(store):
     frozen = MasterAdamW(after.model.parameters(), SETTINGS, 6)
     path = store.save(1, Parts(before))
     with pytest.raises(OtherModel, match=r"exp_avg/embed\.weight is 23 x 16 there and nothing here"):
-        store.restore(path, Parts(Part(after.model, after.config, optimizer=frozen)))
+        restore(path, Parts(Part(after.model, after.config, optimizer=frozen)))
 
 
 # --- a full disk, a read-only folder ------------------------------------------------------------------------------
@@ -746,7 +750,8 @@ def contents_of(folder):
 def test_a_disk_that_is_too_small_is_not_even_begun(saved, monkeypatch):
     store, before = saved
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, used=0, free=12_345))
-    monkeypatch.setattr(checkpoint, "write_tensors", None)
+    monkeypatch.setattr(model_folder, "write_tensors", None)
+    monkeypatch.setattr(save, "write_tensors", None)
     with pytest.raises(SaveFailed) as caught:
         store.save(2, make_parts())
     message = caught.value.strerror
@@ -826,7 +831,7 @@ def test_a_failure_at_any_call_loses_nothing(saved, monkeypatch, step):
             except SaveFailed as error:
                 messages.append(str(error))
         has_failed = bool(failed)
-        assert manifest.check(store.latest(), every_byte=True).is_resumable
+        assert manifest.check(manifest.latest(store.folder), every_byte=True).is_resumable
         assert not list(store.folder.glob(".global_step_2.part")) and not list(store.folder.glob(".latest*"))
         if step == 2 and (store.folder / TRACKER).read_text() == "1\n":
             assert contents_of(store.folder).items() >= before.items()
@@ -901,7 +906,7 @@ def kill_everywhere(folder, step, critic):
         shutil.copytree(start, work)
         place += 1
         status = save_in_child(store, step, new, place)
-        found = manifest.check(store.latest(), every_byte=True)
+        found = manifest.check(manifest.latest(store.folder), every_byte=True)
         which = "old" if found.files["actor/model.safetensors"] == old_weights else "new"
         outcomes.add(which)
         store.save(8, new)
@@ -937,5 +942,5 @@ def test_nan_weights_are_saved_as_they_are(store):
     part, found = make_part(), make_part(seed=1)
     with torch.no_grad():
         part.model.norm.weight[0] = math.nan
-    store.restore(store.save(1, Parts(part)), Parts(found))
+    restore(store.save(1, Parts(part)), Parts(found))
     assert everything(Parts(found)) == everything(Parts(part))

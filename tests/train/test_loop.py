@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 
-from ragen.agent.episode import EpisodeState, TurnResult
 from ragen.algo.filter import METRICS
 from ragen.config.compose import resolve
 from ragen.distributed.workers import ALONE
@@ -14,11 +13,12 @@ from ragen.model.load import find_model, load_model
 from ragen.model.packing import pack, samples_of
 from ragen.model.policy import score
 from ragen.model.scoring import Scorer, by_sample
-from ragen.store.run_folder import RunFolder, read_episodes
+from ragen.store.episodes import read_episodes
+from ragen.store.run_folder import RunFolder
 from ragen.train.levels import levels
-from ragen.train.loop import train
 from ragen.train.targets import estimate, experience_of, keep_groups, scores_of
-from ragen.types import Episode, Group, Turn
+from ragen.train.trainer import train
+from ragen.types import Episode, EpisodeState, Group, Turn, TurnResult
 
 SMALL = [
     "model_path=pocket",

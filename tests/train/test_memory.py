@@ -8,19 +8,20 @@ import pytest
 import torch
 from tiny import TINY
 
-from ragen import cli
+from ragen.cli import main
+from ragen.cli import train as train_verb
 from ragen.config.compose import resolve
 from ragen.config.tree import value_at
 from ragen.errors import RunFailed
 from ragen.run import memory
-from ragen.train import loop
+from ragen.train import learner, player
 
 WORDS = [*TINY, "trainer.total_training_steps=3"]
 KEYS = (memory.UPDATE, memory.SCORE, memory.LENGTH)
 CPU = torch.device("cpu")
 
 
-def raises_at(monkeypatch, step, name="update_actor"):
+def raises_at(monkeypatch, step, name="update_actor", module=learner):
     """As torch does, in the n-th call."""
     calls = []
 
@@ -30,8 +31,8 @@ def raises_at(monkeypatch, step, name="update_actor"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return original(*given)
 
-    original = getattr(loop, name)
-    monkeypatch.setattr(loop, name, out_of_memory)
+    original = getattr(module, name)
+    monkeypatch.setattr(module, name, out_of_memory)
 
 
 def proposed(message):
@@ -43,7 +44,7 @@ def proposed(message):
 def test_the_message_and_the_command(tmp_path, monkeypatch, capsys, start):
     with monkeypatch.context() as patch:
         raises_at(patch, step=1)
-        status = cli.main(["train", *start, f"trainer.default_local_dir={tmp_path / 'run'}"])
+        status = main(["train", *start, f"trainer.default_local_dir={tmp_path / 'run'}"])
     said = capsys.readouterr().err
     assert status == 1 and "Traceback" not in said
     found = re.search(r"out of memory on cpu: ([\d.]+) GiB at the peak, of ([\d.]+) GiB", said)
@@ -54,26 +55,26 @@ def test_the_message_and_the_command(tmp_path, monkeypatch, capsys, start):
     command = proposed(said)
     assert command[:2] == ["./ragen", "train"]
     assert command[-3:] == [f"{memory.UPDATE}=32", f"{memory.SCORE}=32", f"{memory.LENGTH}=512"]
-    assert cli.main(command[1:]) == 0
+    assert main(command[1:]) == 0
 
 
 def test_what_was_saved_is_not_lost(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         raises_at(patch, step=3)
-        assert cli.main(["train", *WORDS, "trainer.save_freq=1", f"trainer.default_local_dir={folder}"]) == 1
+        assert main(["train", *WORDS, "trainer.save_freq=1", f"trainer.default_local_dir={folder}"]) == 1
     command = proposed(capsys.readouterr().err)
     assert f"trainer.resume_from_path={folder}/global_step_2" in command
-    assert cli.main(command[1:]) == 0
+    assert main(command[1:]) == 0
     said = capsys.readouterr().out
-    assert f"{folder}-2 begins after step 2" in said and "\nstep:3 " in said and "\nstep:2 " not in said
+    assert f"{folder}-2 starts after step 2" in said and "\nstep:3 " in said and "\nstep:2 " not in said
 
 
 @pytest.mark.parametrize("stage", ["collect", "update_critic", "load_model"])
 def test_it_may_happen_anywhere(tmp_path, monkeypatch, capsys, stage):
-    raises_at(monkeypatch, 1, stage)
+    raises_at(monkeypatch, 1, stage, player if stage == "collect" else learner)
     words = ["algorithm.adv_estimator=gae", f"trainer.default_local_dir={tmp_path / 'run'}"]
-    assert cli.main(["train", *WORDS, *words]) == 1
+    assert main(["train", *WORDS, *words]) == 1
     said = capsys.readouterr().err
     assert "out of memory" in said and f"{memory.CRITIC}=32" in proposed(said)
 
@@ -108,10 +109,9 @@ V1 = ["sokoban", f"model.base_model={QWEN}"]
 )  # fmt: skip
 def test_the_command_is_one_that_can_be_given(words, added):
     """In both dialects. What contradicts a word that was typed is left out."""
-    options = cli._train_parser().parse_intermixed_args(words)
-    options.arguments = words
+    options = train_verb.parser().parse_intermixed_args(words)
     smaller = memory.smaller(resolve(words, environ={}).config)
-    assert shlex.split(cli._command(options, smaller)) == ["./ragen", "train", *words, *added]
+    assert shlex.split(train_verb.smaller_command(options, words, smaller)) == ["./ragen", "train", *words, *added]
     config = resolve([*words, *added], environ={}).config
     for word in added:
         key, value = word.split("=")

@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not finite: that optimizer step is left out, counted and kept, and the run goes on."""
+"""A loss or a gradient that is not finite: the optimizer step is skipped, counted and stored."""
 
 import copy
 import json
@@ -11,8 +11,9 @@ from tiny import TINY
 
 from ragen.config.compose import resolve
 from ragen.model.load import find_model, load_model
-from ragen.store.run_folder import RunFolder, read_episodes
-from ragen.train import loop, update
+from ragen.store.episodes import read_episodes
+from ragen.store.run_folder import RunFolder
+from ragen.train import learner, trainer, update
 from ragen.train.optimizer import MasterAdamW
 
 WORDS = [*TINY, "trainer.total_training_steps=3", "algorithm.adv_estimator=gae"]
@@ -47,8 +48,8 @@ class Poison:
 
     def __init__(self, monkeypatch, who, poison):
         self.who, self.poison, self.step, self.pairs = who, poison, 0, []
-        self.original = getattr(loop, f"update_{who}")
-        monkeypatch.setattr(loop, f"update_{who}", self)
+        self.original = getattr(learner, f"update_{who}")
+        monkeypatch.setattr(learner, f"update_{who}", self)
 
     def __call__(self, model, optimizer, samples, targets, *rest):
         self.step += 1
@@ -70,7 +71,7 @@ class Poison:
 )
 def test_a_run_leaves_the_step_out_and_goes_on(tmp_path, monkeypatch, capsys, who, poison):
     poisoned = Poison(monkeypatch, who, poison)
-    folder = RunFolder(loop.train(config_of(tmp_path / "run")).folder)
+    folder = RunFolder(trainer.train(config_of(tmp_path / "run")).folder)
     changed = [before != after for before, after in poisoned.pairs]
     assert changed == [True, False, True]
     rows = folder.read_metrics().rows
@@ -82,7 +83,7 @@ def test_a_run_leaves_the_step_out_and_goes_on(tmp_path, monkeypatch, capsys, wh
     played = {(one["seed"], one["member"]) for one in read_episodes(folder.episode_files("train")[1].path)}
     assert kept.step == POISONED_STEP
     assert {(one["seed"], one["member"]) for one in read_episodes(kept.path)} == played and len(played) == 6
-    said = f"step 2: the {who}'s loss or gradient was not finite, so its weights stay as they are; the 6 episodes"
+    said = f"step 2: the {who}'s loss or gradient was not finite: the update is skipped, and its 6 episodes"
     assert capsys.readouterr().out.count(said) == 1
 
 
@@ -90,11 +91,11 @@ def test_a_spoilt_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     saving = ["trainer.save_freq=1"]
     with monkeypatch.context() as patch:
         Poison(patch, "actor", math.nan)
-        unbroken = loop.train(config_of(tmp_path / "unbroken", *saving)).folder
+        unbroken = trainer.train(config_of(tmp_path / "unbroken", *saving)).folder
     with monkeypatch.context() as patch:
         Poison(patch, "actor", math.nan)
-        broken = loop.train(config_of(tmp_path / "broken", *saving, "trainer.total_training_steps=2")).folder
-    assert loop.train(config_of(broken, *saving)).folder == broken
+        broken = trainer.train(config_of(tmp_path / "broken", *saving, "trainer.total_training_steps=2")).folder
+    assert trainer.train(config_of(broken, *saving)).folder == broken
     left, right = (
         [
             {name: value for name, value in json.loads(line).items() if not name.startswith(("timing_", "perf/"))}
@@ -121,10 +122,10 @@ def captured(tmp_path_factory):
         return original(model, optimizer, samples, targets, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        original = loop.update_actor
-        patch.setattr(loop, "update_actor", update_actor)
+        original = learner.update_actor
+        patch.setattr(learner, "update_actor", update_actor)
         folder = tmp_path_factory.mktemp("captured")
-        loop.train(config_of(folder, "algorithm.adv_estimator=grpo", "trainer.total_training_steps=1"))
+        trainer.train(config_of(folder, "algorithm.adv_estimator=grpo", "trainer.total_training_steps=1"))
     return taken[0]
 
 
@@ -143,7 +144,7 @@ def test_the_other_mini_batches_are_taken(captured, place, poison):
     rest = replace(targets, **{name: getattr(targets, name)[healthy] for name in ("advantages", "old_log_probs")})
     alone = update.update_actor(models[1], optimizers[1], samples[healthy], rest, config)
     assert snapshot(models[0], optimizers[0]) == snapshot(models[1], optimizers[1])
-    assert whole.spoilt == ([0, 1, 2] if place < 3 else [3, 4, 5]) and alone.spoilt == []
+    assert whole.skipped == ([0, 1, 2] if place < 3 else [3, 4, 5]) and alone.skipped == []
     assert whole.metrics["actor/nonfinite_samples"] == 3
     for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy"):
         assert whole.metrics[name] == alone.metrics[name]

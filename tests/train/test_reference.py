@@ -7,17 +7,16 @@ import torch
 from tiny import ACTOR, ROLLOUT, TINY
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ragen.agent.episode import EpisodeState
 from ragen.config.compose import resolve
 from ragen.config.schema import KL_TYPES, Optimizer
 from ragen.model import policy
 from ragen.model.decoder import Decoder, Shape, from_huggingface
 from ragen.model.packing import Sample, pack
 from ragen.store.run_folder import RunFolder
-from ragen.train import loop
+from ragen.train import learner, trainer
 from ragen.train.optimizer import MasterAdamW
 from ragen.train.update import Targets, update_actor
-from ragen.types import Episode, TokenSequence
+from ragen.types import Episode, EpisodeState, TokenSequence
 
 WORDS = [*TINY, "trainer.total_training_steps=2", "collapse_detection.compute_freq=0"]
 LOSS, COEFFICIENT = f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef"
@@ -46,8 +45,8 @@ def watched(monkeypatch):
         loaded.append((result.model, {name: weight.clone() for name, weight in result.model.state_dict().items()}))
         return result
 
-    original = loop.load_model
-    monkeypatch.setattr(loop, "load_model", load_model)
+    original = learner.load_model
+    monkeypatch.setattr(learner, "load_model", load_model)
     return loaded
 
 
@@ -69,7 +68,7 @@ def watched(monkeypatch):
     ids=" ".join,
 )
 def test_without_a_coefficient_there_is_none(tmp_path, watched, words):
-    folder = RunFolder(loop.train(config_of(tmp_path, *words, "trainer.total_training_steps=1")).folder)
+    folder = RunFolder(trainer.train(config_of(tmp_path, *words, "trainer.total_training_steps=1")).folder)
     ((actor, _),) = watched
     assert actor.num_passes == 1  # the update's own: one mini-batch, nothing else was computed
     (row,) = folder.read_metrics().rows
@@ -85,7 +84,7 @@ def test_without_a_coefficient_there_is_none(tmp_path, watched, words):
     ],
 )
 def test_with_one_it_is_frozen_and_first_of_all_the_policy_itself(tmp_path, watched, words, name):
-    folder = RunFolder(loop.train(config_of(tmp_path, *words)).folder)
+    folder = RunFolder(trainer.train(config_of(tmp_path, *words)).folder)
     (actor, begun), (reference, initial) = watched
     assert reference.num_passes > 0
     assert not any(parameter.requires_grad for parameter in reference.parameters())
@@ -193,7 +192,7 @@ def test_a_step_with_every_type(models, batch, kind, tmp_path):
     loss = plain_loss(kind, theirs, their_reference, batch)
     (0.5 * loss).backward()
     assert updated.metrics["actor/kl_loss"] == pytest.approx(loss.item(), abs=1e-5)
-    assert updated.metrics["actor/kl_coef"] == 0.5 and updated.spoilt == []
+    assert updated.metrics["actor/kl_coef"] == 0.5 and updated.skipped == []
     wanted = Decoder(model.shape)
     from_huggingface(wanted, {name: parameter.grad for name, parameter in theirs.named_parameters()})
     for name, gradient in gradients.items():

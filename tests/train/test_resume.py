@@ -84,13 +84,13 @@ TABLE = {
     "nothing there": (None, FRESH, ""),
     "a config and nothing else": ({}, FRESH, ""),
     "killed before a checkpoint": (
-        {"steps": [0, 1, 2]}, AGAIN, "holds this run without a checkpoint: it begins again"),
+        {"steps": [0, 1, 2]}, AGAIN, "holds this run without a checkpoint: it starts again"),
     "killed after a checkpoint": (
-        {"steps": range(8), "checkpoints": [2, 4]}, ("run", "run/global_step_4", 5), "goes on after step 4"),
+        {"steps": range(8), "checkpoints": [2, 4]}, ("run", "run/global_step_4", 5), "resumes after step 4"),
     "killed after the last checkpoint": (
-        {"steps": range(11), "checkpoints": [10]}, ("run", "run/global_step_10", 11), "goes on after step 10"),
+        {"steps": range(11), "checkpoints": [10]}, ("run", "run/global_step_10", 11), "resumes after step 10"),
     "finished": (
-        {"steps": range(11), "checkpoints": [10], "finished": "finished"}, BESIDE, "is finished: it stays as it is"),
+        {"steps": range(11), "checkpoints": [10], "finished": "finished"}, BESIDE, "is finished: it is left untouched"),
     "finished without a checkpoint": ({"steps": range(11), "finished": "finished"}, BESIDE, "is finished"),
     "finished before there were records of it": ({"steps": range(11)}, BESIDE, "is finished"),
     "finished, and its last checkpoint is gone": (
@@ -170,7 +170,7 @@ def test_devices_and_a_longer_budget_make_no_difference(config, base, key, value
     [
         ("seed.train", 3, "holds a run with seed.train=3, not 10000"),
         ("actor_rollout_ref.actor.optim.lr", 1e-7, "actor_rollout_ref.actor.optim.lr=1e-07, not"),
-        ("trainer.save_freq", 7, "trainer.save_freq=7, not"),
+        ("trainer.test_freq", 7, "trainer.test_freq=7, not"),
         ("trainer.total_training_steps", 11, "the longer budget trainer.total_training_steps=11, not 10"),
     ],
 )
@@ -204,11 +204,28 @@ def test_a_config_of_another_version_is_another_one(config, base, how):
     assert words.get(how, "without a readable config") in decision.reason
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", 2),
+        ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu", 2),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization", 0.2),
+        ("trainer.logger", ["console", "tensorboard"]),
+        ("trainer.save_freq", 7),
+        ("trainer.n_gpus_per_node", 2),
+        ("data.val_batch_size", 3),
+    ],
+)
+def test_memory_speed_and_logging_do_not_make_another_run(config, base, key, value):
+    make_run(base, changed(config, **{key: value}), range(8), [4])
+    assert outcome(decide(config)) == ("run", "run/global_step_4", 5)
+
+
 def test_a_longer_budget_goes_on_with_a_finished_run(config, base):
     make_run(base, config, range(11), [10], finished="finished")
     decision = decide(changed(config, **{"trainer.total_training_steps": 25}))
     assert outcome(decision) == ("run", "run/global_step_10", 11)
-    assert decision.reason.endswith("goes on after step 10 (with 25 steps in all, not 10)")
+    assert decision.reason.endswith("resumes after step 10 (with 25 steps in all, not 10)")
 
 
 @pytest.mark.parametrize(
@@ -284,14 +301,14 @@ def test_a_named_checkpoint_of_another_run(config, base, tmp_path):
     path = make_checkpoint(tmp_path / "other", 51)
     decision = decide(from_path(config, f"{path}/"))
     assert outcome(decision) == ("run", "other/global_step_51", 52)
-    assert decision.reason == f"{base} begins after step 51 of {path}"
+    assert decision.reason == f"{base} starts after step 51 of {path}"
 
 
 def test_a_named_checkpoint_may_hold_the_model_only(config, tmp_path):
     path = make_checkpoint(tmp_path / "other", 51, ["model"])
     decision = decide(from_path(config, path))
     assert outcome(decision) == ("run", "other/global_step_51", 52)
-    assert "holds no optimizer state: the optimizer begins anew" in decision.reason
+    assert "holds no optimizer state: the optimizer starts fresh" in decision.reason
 
 
 def test_the_latest_checkpoint_of_the_same_run_goes_on_in_its_folder(config, base):
@@ -303,7 +320,7 @@ def test_an_earlier_checkpoint_begins_a_run_of_its_own(config, base):
     make_run(base, config, range(8), [2, 4])
     decision = decide(from_path(config, base / "global_step_2"))
     assert outcome(decision) == ("run-2", "run/global_step_2", 3)
-    assert "is at global_step_4: it stays as it is" in decision.reason
+    assert "is at global_step_4: it is left untouched" in decision.reason
 
 
 def test_a_finished_run_is_not_touched_by_its_own_checkpoint(config, base):
@@ -327,9 +344,9 @@ def test_a_run_from_a_named_checkpoint_that_was_killed(config, base, tmp_path):
 def test_a_named_checkpoint_that_is_not_there(config, base, tmp_path):
     make_checkpoint(tmp_path / "other", 50)
     missing = tmp_path / "other" / "global_step_51"
-    with pytest.raises(NotACheckpoint, match=r"trainer\.resume_from_path=.*is no folder.*global_step_50 is whole"):
+    with pytest.raises(NotACheckpoint, match=r"trainer\.resume_from_path=.*: not found.*has global_step_50"):
         decide(from_path(config, missing))
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a directory"):
         decide(from_path(config, tmp_path / "nowhere" / "global_step_1"))
 
 

@@ -16,7 +16,7 @@ from ragen.config.compose import resolve
 from ragen.model.load import find_model
 from ragen.run.interrupt import Interrupt
 from ragen.store.run_folder import RunFolder
-from ragen.train import loop
+from ragen.train import trainer
 
 SOURCES = Path(__file__).parents[2] / "src"
 WORDS = ["train", *TINY]
@@ -39,11 +39,11 @@ def test_a_run_that_dies_in_its_last_act_goes_on_to_it(tmp_path, monkeypatch):
     with monkeypatch.context() as dying:
         dying.setattr(RunFolder, "write_finished", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            loop.train(config)
+            trainer.train(config)
     folder = RunFolder(tmp_path / "run")
     assert folder.report_path.exists() and not folder.finished_path.exists()
     folder.report_path.unlink()
-    ended = loop.train(config)
+    ended = trainer.train(config)
     assert (ended.folder, ended.status) == (folder.path, "finished")
     assert folder.report_path.exists() and folder.read_finished()["status"] == "finished"
 
@@ -129,13 +129,13 @@ def test_an_interrupted_run_saves_and_goes_on(nursery, tmp_path, number):
     ended = interrupted(nursery, [*words, f"trainer.default_local_dir={two}"], number)
     assert ended.status == 130, ended.err
     assert "Traceback" not in ended.err
-    assert "interrupted: the step is brought to its end first; once more to stop at once" in ended.out
-    steps = re.search(r"interrupted after step (\d); saved in (.*): the same command goes on from there", ended.out)
+    assert "interrupted: finishing this step first; press Ctrl-C again to stop at once" in ended.out
+    steps = re.search(r"interrupted after step (\d); saved in (.*): run the same command to resume", ended.out)
     assert steps[2] == f"{two}/global_step_{steps[1]}" and int(steps[1]) in (2, 3)
     assert two.read_metrics().last_step() == int(steps[1])
     assert not two.finished_path.exists() and two.report_path.exists()
     again = nursery.run(*words, f"trainer.default_local_dir={two}")
-    assert again.status == 0 and f"{two} goes on after step {steps[1]}" in again.out
+    assert again.status == 0 and f"{two} resumes after step {steps[1]}" in again.out
     assert nursery.run(*words, f"trainer.default_local_dir={one}").status == 0
     assert without_clock(one) == without_clock(two)
 
@@ -153,7 +153,7 @@ def test_an_interrupted_run_that_saves_nothing_says_so(nursery, tmp_path):
     ended = interrupted(nursery, words)
     assert ended.status == 130
     assert re.search(
-        r"interrupted after step \d+; nothing was saved, since trainer.save_freq=-1: the same command begins again",
+        r"interrupted after step \d+; nothing was saved \(trainer.save_freq=-1\): the same command starts again",
         ended.out,
     )
     assert not list(folder.path.glob("global_step_*"))
@@ -165,7 +165,7 @@ def test_an_interrupted_run_that_saves_the_model_only_says_so(nursery, tmp_path)
     words += [f"{ACTOR}.checkpoint.save_contents=[model]", f"trainer.default_local_dir={folder}"]
     ended = interrupted(nursery, words)
     assert ended.status == 130
-    assert "without the optimizer: the same command begins again, beside it" in ended.out
+    assert "without the optimizer: the same command starts again in another directory" in ended.out
 
 
 def test_a_second_interrupt_ends_at_once(nursery, tmp_path):
@@ -173,7 +173,7 @@ def test_a_second_interrupt_ends_at_once(nursery, tmp_path):
     child = nursery.start(*WORDS, *MANY, "trainer.save_freq=1", f"trainer.default_local_dir={folder}")
     assert child.wait_for("rollout")
     child.send(signal.SIGINT)
-    assert child.wait_until(lambda: "once more to stop at once" in child.out)
+    assert child.wait_until(lambda: "again to stop at once" in child.out)
     child.send(signal.SIGINT)
     ended = child.end()
     assert (ended.status, ended.err.splitlines()[-1]) == (130, "interrupted")

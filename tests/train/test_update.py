@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ragen.agent.episode import EpisodeState
 from ragen.config.compose import resolve
 from ragen.config.schema import Optimizer
 from ragen.model.decoder import Decoder, Shape, from_huggingface, to_huggingface
@@ -14,7 +13,7 @@ from ragen.model.packing import Sample, pack
 from ragen.model.policy import score
 from ragen.train.optimizer import MasterAdamW, schedule
 from ragen.train.update import Targets, update_actor
-from ragen.types import Episode, TokenSequence
+from ragen.types import Episode, EpisodeState, TokenSequence
 
 VOCAB = 30
 MODE = "actor_rollout_ref.actor.loss_agg_mode"

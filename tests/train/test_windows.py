@@ -10,7 +10,7 @@ import pytest
 from tiny import ROLLOUT, TINY
 
 from ragen.config.compose import resolve
-from ragen.train import loop
+from ragen.train import learner, player, trainer
 
 GAMMA, LAM, HIGH = 0.97, 0.9, 0.8
 WORDS = [
@@ -45,9 +45,9 @@ def watched(monkeypatch):
         steps[-1] += [samples, targets]
         return original_update(model, optimizer, samples, targets, *rest)
 
-    original_keep, original_update = loop.keep_groups, loop.update_actor
-    monkeypatch.setattr(loop, "keep_groups", keep_groups)
-    monkeypatch.setattr(loop, "update_actor", update_actor)
+    original_keep, original_update = player.keep_groups, learner.update_actor
+    monkeypatch.setattr(player, "keep_groups", keep_groups)
+    monkeypatch.setattr(learner, "update_actor", update_actor)
     return steps
 
 
@@ -108,7 +108,7 @@ def flat(tensors):
 def test_advantages_of_real_steps(tmp_path, watched, window, scores):
     words = [*WORDS, f"agent_proxy.context_window_mode={window}", *(BI_LEVEL if scores == "turn" else [])]
     config = resolve([*words, f"trainer.default_local_dir={tmp_path}"], environ={}).config
-    assert loop.train(config).status == "finished"
+    assert trainer.train(config).status == "finished"
     assert len(watched) == 2
     for groups, kept, samples, targets in watched:
         assert len(groups) == 3 and len(kept) == 2

@@ -195,7 +195,7 @@ def test_of_two_that_fail_one_tells_why(nursery, tmp_path):
         children = start_two(nursery, tmp_path, *WORDS, f"trainer.default_local_dir={folder}")
         first, second = (child.end() for child in children)
     assert (first.status, second.status) == (2, 1)
-    assert f"belongs to process {os.getpid()}" in first.err and "Traceback" not in first.err + second.err
+    assert f"is in use by process {os.getpid()}" in first.err and "Traceback" not in first.err + second.err
     assert "belongs" not in second.err
     assert (tmp_path / "failed").read_text() == "0"
 

@@ -10,68 +10,14 @@ any turn. The environment's reward and the format penalty are kept apart all the
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ragen.agent.rules import AgentRules
-from ragen.env.base import Action, Environment, State, Tag
+from ragen.env.base import Environment, Tag
 from ragen.prng import uniform
+from ragen.types import EpisodeState, TurnResult
 
 NoiseOfStep = Callable[[int], float]
-
-# How an episode ended -> (terminated, truncated). A success is terminated and not truncated: only `won` is one.
-ENDINGS = {
-    "": (False, False),  # still running
-    "won": (True, False),
-    "lost": (True, True),
-    "max_actions": (True, True),
-    "invalid": (True, True),  # a reply without a valid action, where the tag says `end_on_invalid`
-    "max_turn": (False, False),
-    "max_length": (False, True),  # the next prompt would not fit into the context; see `window`
-}
-
-
-@dataclass(frozen=True)
-class EpisodeState:
-    """Where an episode stands."""
-
-    state: State
-    num_turns: int = 0
-    num_actions: int = 0  # executed so far; also the index of the next step's noise
-    reward: float = 0.0  # the environment's, summed over turns
-    penalty: float = 0.0  # format penalties, summed over turns
-    warn_invalid: bool = False  # the last reply had no valid action: the next prompt says so
-    ended_by: str = ""  # a key of ENDINGS
-
-    @property
-    def finished(self) -> bool:
-        return self.ended_by != ""
-
-    @property
-    def terminated(self) -> bool:
-        return ENDINGS[self.ended_by][0]
-
-    @property
-    def truncated(self) -> bool:
-        return ENDINGS[self.ended_by][1]
-
-    @property
-    def success(self) -> bool:
-        return self.terminated and not self.truncated
-
-    def actions_left(self, tag: Tag) -> int:
-        return tag.max_actions_per_traj - self.num_actions
-
-
-@dataclass(frozen=True)
-class TurnResult:
-    """What one reply did."""
-
-    reward: float  # the environment's reward of this turn
-    penalty: float  # the format penalty of this turn: `rules.format_penalty` or 0
-    actions: tuple[Action, ...]  # executed, in order
-    num_listed: int  # actions that the reply named
-    num_valid: int  # of them, known to the environment; some may not have been executed
-    num_effective: int  # of the executed, those that changed something
 
 
 def take_turn(
@@ -96,7 +42,7 @@ def take_turn(
     valid = [action for action in read if action is not None]
 
     state, executed, reward, num_effective, ending = episode.state, [], 0.0, 0, ""
-    for action in valid[: episode.actions_left(tag)]:
+    for action in valid[: actions_left(episode, tag)]:
         transition = env.step(state, action, noise_of_step(episode.num_actions + len(executed)))
         state = transition.state
         executed.append(action)
@@ -128,7 +74,7 @@ def take_turn(
 
 
 def _limit_reached(tag: Tag, rules: AgentRules, episode: EpisodeState) -> str:
-    if episode.actions_left(tag) <= 0:
+    if actions_left(episode, tag) <= 0:
         return "max_actions"
     if episode.warn_invalid and tag.end_on_invalid:
         return "invalid"
@@ -140,3 +86,7 @@ def _limit_reached(tag: Tag, rules: AgentRules, episode: EpisodeState) -> str:
 def noise_stream(seed: int, group: int, member: int) -> NoiseOfStep:
     """The luck of one episode: members of a group share the level but not this."""
     return lambda step: uniform("noise", seed, group, member, step)
+
+
+def actions_left(episode: EpisodeState, tag: Tag) -> int:
+    return tag.max_actions_per_traj - episode.num_actions

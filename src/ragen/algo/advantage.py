@@ -43,7 +43,6 @@ from torch import Tensor
 
 from ragen.algo.experience import Experience, sum_by
 from ragen.algo.groups import Groups, compare
-from ragen.errors import ConfigError
 
 STD_EPS = 1e-6
 VARIANCE_EPS = 1e-8
@@ -143,15 +142,8 @@ class ShapeSettings:
     zero_task: bool  # no task gradient at all; entropy and KL terms stay
 
     def __post_init__(self):
-        if self.loss_scaling not in LOSS_SCALINGS:
-            raise ConfigError(f"filter_loss_scaling={self.loss_scaling}: choose from {', '.join(LOSS_SCALINGS)}")
-        asked = {
-            "algorithm.soft_advantage_reweight": self.soft_reweight,
-            "grpo_advantage_length_weight": self.length_weight,
-        }
-        for key, on in asked.items():
-            if on and self.estimator != "grpo":
-                raise ConfigError(f"{key}=True needs algorithm.adv_estimator=grpo, not {self.estimator}")
+        assert self.loss_scaling in LOSS_SCALINGS, self
+        assert self.estimator == "grpo" or not (self.soft_reweight or self.length_weight), self
 
 
 def shape_advantages(

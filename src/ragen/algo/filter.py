@@ -52,8 +52,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, stdev
 
-from ragen.errors import ConfigError
-
 ZERO_SCORE = 1e-10  # a score of this size or less is zero, and scores no further apart are equal to min_p
 FAINT = 0.1  # a spread of less than this share of the step's largest says little about who played better
 ROUNDING = 1e-9  # 0.29 of 100 groups are 29, though 0.29 * 100 is a little less in floats
@@ -80,15 +78,8 @@ class FilterRule:
     selection_eps: float  # top_p linear only
 
     def __post_init__(self):
-        if self.strategy not in STRATEGIES:
-            raise ConfigError(
-                f"filter strategy {self.strategy!r} is not available; choose from {', '.join(STRATEGIES)}"
-            )
-        if self.prob_mode not in PROB_MODES:
-            raise ConfigError(f"top_p prob mode {self.prob_mode!r} is unknown; choose from {', '.join(PROB_MODES)}")
-        fits, takes = VALUES[self.strategy]
-        if not fits(self.value):
-            raise ConfigError(f"rollout_filter_value={self.value:g}: {self.strategy} {takes}")
+        assert self.strategy in STRATEGIES and self.prob_mode in PROB_MODES, self
+        assert VALUES[self.strategy][0](self.value), self
 
 
 @dataclass(frozen=True)
@@ -129,8 +120,7 @@ METRICS: dict[str, GroupMetric] = {
 
 def group_score(metric: str, values_E: Sequence[float]) -> float:
     """The score of one group from the metric's quantity of each of its episodes."""
-    if metric not in METRICS:
-        raise ConfigError(f"filter metric {metric!r} is not available; choose from {', '.join(METRICS)}")
+    assert metric in METRICS, metric
     assert len(values_E) > 0, "a group without episodes has no score"
     return METRICS[metric].reduce(values_E)
 

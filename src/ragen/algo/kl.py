@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from ragen.algo.experience import Experience, sum_by
-from ragen.errors import ConfigError
 
 MAX_LOG_RATIO = 20.0
 MAX_LOW_VAR_KL = 10.0
@@ -66,8 +65,7 @@ def kl_of_tokens(kind: str, log_probs_T: Tensor, ref_log_probs_T: Tensor, full_T
     """The penalty of each sampled token. `full_T` is what `full_kl` gives for the same tokens; only `full` needs it."""
     assert log_probs_T.shape == ref_log_probs_T.shape and log_probs_T.ndim == 1, (log_probs_T.shape, ref_log_probs_T)
     base = kind.removesuffix("+")
-    if base not in KINDS:
-        raise ConfigError(f"KL type {kind}: choose from {', '.join(KINDS)}, each also with a + behind it")
+    assert base in KINDS, kind
     difference_T = log_probs_T - ref_log_probs_T
     if base == FULL:
         if full_T is None:
@@ -110,12 +108,8 @@ class KlController:
     horizon: float  # adaptive only: episodes over which an error of 0.2 changes the coefficient by a fifth
 
     def __post_init__(self):
-        if self.type not in ("fixed", "adaptive"):
-            raise ConfigError(f"algorithm.kl_ctrl.type={self.type}: choose from fixed, adaptive")
-        if self.type == "adaptive" and not (self.target > 0 and self.horizon > 0):
-            raise ConfigError(
-                f"algorithm.kl_ctrl.type=adaptive: target_kl={self.target} and horizon={self.horizon} must be above 0"
-            )
+        assert self.type in ("fixed", "adaptive"), self
+        assert self.type == "fixed" or (self.target > 0 and self.horizon > 0), self
 
     def update(self, kl: float, num_episodes: int) -> None:
         if self.type == "adaptive":

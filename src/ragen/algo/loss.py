@@ -32,8 +32,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragen.errors import ConfigError
-
 MAX_LOG_RATIO = 20.0
 
 ESS = "actor/effective_sample_size"
@@ -53,8 +51,7 @@ def token_weights(
     num_tokens_S: Tensor, mode: str, dtype: torch.dtype = torch.float32, norm_length: int | None = None
 ) -> Tensor:
     """The weights, sequence after sequence, with which the sum over tokens is the aggregate of the mini-batch."""
-    if mode not in AGGREGATIONS:
-        raise ConfigError(f"loss_agg_mode={mode}: not available; choose from {', '.join(AGGREGATIONS)}")
+    assert mode in AGGREGATIONS, mode
     if norm_length is not None and norm_length < 1:
         raise ValueError(f"norm_length={norm_length}: a length of at least 1 token")
     if not bool((num_tokens_S > 0).any()):
@@ -95,8 +92,7 @@ def value_term(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: 
     is larger: a value that moved too far has no slope, unless it moved away from the return.
     """
     assert values_T.shape == old_values_T.shape == returns_T.shape and values_T.ndim == 1
-    if clip < 0:
-        raise ConfigError(f"critic.cliprange_value={clip}: must not be negative")
+    assert clip >= 0, clip
     held_T = values_T.clamp(old_values_T - clip, old_values_T + clip)
     free_T, bounded_T = (values_T - returns_T).square(), (held_T - returns_T).square()
     return Term("value", 1.0, 0.5 * torch.maximum(free_T, bounded_T)), bounded_T.detach() > free_T.detach()

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from ragen.algo.experience import last_of_each
 from ragen.algo.groups import compare
-from ragen.errors import ConfigError
 
 STD_EPS = 1e-6
 CLIP_LOW, CLIP_HIGH = -1.0, 3.0
@@ -43,12 +42,10 @@ GROUPINGS = ("state", "inductive", "batch")
 
 def normalize_scores(scores_E: Tensor, group_E: Tensor, tag_E: Tensor, grouping: str, method: str) -> Tensor:
     """Scores relative to those of their peers. `group_E` and `tag_E` are any integers, equal for peers."""
-    if grouping not in GROUPINGS:
-        raise ConfigError(f"reward_normalization.grouping={grouping}: choose from {', '.join(GROUPINGS)}")
+    assert grouping in GROUPINGS, grouping
     if method == "identity":
         return scores_E
-    if method not in METHODS:
-        raise ConfigError(f"reward_normalization.method={method}: choose from identity, {', '.join(METHODS)}")
+    assert method in METHODS, method
     peers_E = {"state": group_E, "inductive": tag_E, "batch": torch.zeros_like(group_E)}[grouping]
     groups = compare(scores_E, peers_E)
     normalized_E = METHODS[method](groups.centred_E, groups.std_G[groups.index_E])

@@ -1,4 +1,7 @@
-"""Numbers that follow from a config, each defined once: the plan prints them and the trainer obeys them."""
+"""Numbers and settings that follow from a config, each defined once: the plan prints what the trainer does.
+
+updates_per_step(config), reference_model(config).needed, rules(config)
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,7 +15,7 @@ from ragen.config.schema import Config
 from ragen.env.base import Tag
 from ragen.env.registry import make
 from ragen.env.solve import Budget
-from ragen.errors import ConfigError
+from ragen.errors import refused
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,15 @@ def episodes_per_step(config: Config) -> int:
 
 
 def in_proportion(total: int, sizes: Sequence[int]) -> list[int]:
-    """A total divided as `sizes` are, by largest remainder; where there is enough, everyone gets at least 1.
+    """A total divided as `sizes` are, by largest remainder; every part is at least 1 if the total allows.
 
     in_proportion(5, [256, 256]) is [3, 2].
     """
     exact = [Fraction(total * size, sum(sizes)) for size in sizes]
     parts = [int(share) for share in exact]
-    by_remainder = sorted(range(len(sizes)), key=lambda place: parts[place] - exact[place])
-    for place in by_remainder[: total - sum(parts)]:
-        parts[place] += 1
+    by_remainder = sorted(range(len(sizes)), key=lambda index: parts[index] - exact[index])
+    for index in by_remainder[: total - sum(parts)]:
+        parts[index] += 1
     while 0 in parts and max(parts) > 1:
         parts[parts.index(max(parts))] -= 1
         parts[parts.index(0)] += 1
@@ -68,49 +71,48 @@ def in_proportion(total: int, sizes: Sequence[int]) -> list[int]:
 
 
 def samples_per_step(config: Config) -> int:
-    """Rows of the training batch before the filter, at most: the windowed contexts make one of each turn."""
+    """Most rows of the training batch before the filter: windowed contexts make one for each turn."""
     per_episode = 1 if config.agent_proxy.context_window_mode == "full" else config.agent_proxy.max_turn
     return episodes_per_step(config) * per_episode
 
 
 def turns_text(config: Config) -> str:
-    """The factor by which the windowed contexts multiply the samples, in words."""
+    """The factor by which windowed contexts multiply the samples, for a message."""
     full = config.agent_proxy.context_window_mode == "full"
     return "" if full else f" x up to {config.agent_proxy.max_turn} turns"
 
 
 def analysis_shape(config: Config) -> tuple[int, int]:
-    """How many groups a gradient analysis looks at, and of how many episodes each: those of training unless given."""
+    """Groups and group size of a gradient analysis: those of training unless given."""
     trainer, train = config.trainer, config.es_manager.train
     num_groups = trainer.gradient_analysis_env_groups or train.env_groups
     return num_groups, trainer.gradient_analysis_group_size or train.group_size
 
 
 def has_analysis_batch(config: Config) -> bool:
-    """Whether a gradient analysis plays a batch of its own: one of another shape than that of training."""
+    """Whether a gradient analysis plays a separate batch, because its shape is not that of training."""
     return analysis_shape(config) != (config.es_manager.train.env_groups, config.es_manager.train.group_size)
 
 
 def is_analysis_step(config: Config, step: int) -> bool:
-    """Step 1, and every so many after it."""
+    """Step 1, and every `gradient_analysis_every` steps after it."""
     every = config.trainer.gradient_analysis_every
     return config.trainer.gradient_analysis_mode and every > 0 and (step - 1) % every == 0
 
 
-MODELS = ("model_path", "actor_rollout_ref.model.path", "critic.model.path")  # keys that name the model of a run of RL
+MERGED = "merged_model"  # below `sft.output_dir`: the fine-tuned model
+MODELS = ("model_path", "actor_rollout_ref.model.path", "critic.model.path")  # keys that name a model in RL
 BANDITS = ("bandit", "two_armed_bandit")
 SFT_ENV_TYPES = {"sokoban": "sokoban", "frozen_lake": "frozenlake"} | {name: name for name in BANDITS}
 
 
 def sft_env_type(config: Config) -> str:
-    """The game of the fine-tuning data: the one that the fine-tuned model is validated in."""
+    """The game of the fine-tuning data: the one in which the result is validated."""
     tags = [tag for tag in config.es_manager.val.env_configs.tags if tag in config.custom_envs]
     types = sorted({config.custom_envs[tag].env_type for tag in tags})
     if len(types) > 1 or not set(types) <= set(SFT_ENV_TYPES):
-        raise ConfigError(
-            f"rl_or_sft={config.rl_or_sft}: there is no fine-tuning data for {', '.join(types)}; validate in one of "
-            f"{', '.join(SFT_ENV_TYPES)}"
-        )
+        why = f"there is no fine-tuning data for {', '.join(types)}; validate in one of {', '.join(SFT_ENV_TYPES)}"
+        raise refused("rl_or_sft", config.rl_or_sft, why, code="no-demonstrations")
     return SFT_ENV_TYPES[types[0]] if types else config.sft.env_type
 
 
@@ -128,7 +130,7 @@ def sft_folder(config: Config) -> str:
 
 
 def sft_board(config: Config) -> dict[str, Any]:
-    """The boards of validation as `sft.*` keys; none where the game has no such keys or the tag cannot be made."""
+    """The boards of validation as `sft.*` keys; empty if the game has none or the tag cannot be made."""
     game, name = sft_env_type(config), config.es_manager.val.env_configs.tags[0]
     board = getattr(config.sft, game, None)
     if board is None or name not in config.custom_envs:
@@ -159,7 +161,7 @@ def budget(config: Config, tag: str) -> Budget:
 
 
 def rules(config: Config) -> AgentRules:
-    """What the run asks of its agents."""
+    """The rules of the run for its agents."""
     proxy = config.agent_proxy
     return AgentRules(
         max_turn=proxy.max_turn,

@@ -1,4 +1,4 @@
-"""Device lists: one spelling for all of them, which one a run gets, and how it gets it.
+"""Device lists: normalise their spellings, choose one for a run, and make only those devices visible.
 
 normal_list(" 0 , 1 "), normal_list([0, 1]), normal_list("'0,1'")    # "0,1" each
 normal_list(None), normal_list("-1")                                 # "": no device
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
-from ragen.errors import ConfigError, shown
+from ragen.errors import refused, shown
 
 KEY = "system.CUDA_VISIBLE_DEVICES"
 V1_KEY = "system.cuda_visible_devices"
@@ -28,11 +28,10 @@ def normal_list(value: Any, name: str = KEY) -> str:
     devices = [device for device in devices if device]
     for device in devices:
         if not (device.isdecimal() and device.isascii()) and not device.startswith(("GPU-", "MIG-")):
-            raise ConfigError(
-                f"{name}={shown(value)}: {shown(device)!r} is no device; write numbers or GPU-… and MIG-… names"
-            )
+            why = f"{shown(device)!r} is not a device; write numbers or GPU-… and MIG-… names"
+            raise refused(name, value, why, code="device")
     if len(set(devices)) < len(devices):
-        raise ConfigError(f"{name}={shown(value)}: a device is listed twice")
+        raise refused(name, value, "a device is listed twice", code="device")
     return ",".join(devices)
 
 
@@ -41,9 +40,9 @@ def count(devices: str) -> int:
 
 
 def choose(devices: str, num_gpus: int, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The device list of a run that was not told one, and where it comes from; None where it can stay as it is.
+    """The device list of a run whose user gave none, and its origin; None where it can stay as it is.
 
-    The process's own `CUDA_VISIBLE_DEVICES` stands; without it, the first `num_gpus` are taken.
+    `CUDA_VISIBLE_DEVICES` of the process wins; without it, the first `num_gpus` are taken.
     """
     visible = environ.get(VARIABLE)
     if visible is None:
@@ -52,16 +51,14 @@ def choose(devices: str, num_gpus: int, environ: Mapping[str, str]) -> tuple[str
         return ",".join(map(str, range(num_gpus))), "derived from trainer.n_gpus_per_node"
     listed = normal_list(visible, f"variable {VARIABLE}")
     if 0 < count(listed) < num_gpus:
-        raise ConfigError(
-            f"trainer.n_gpus_per_node={num_gpus}, but {VARIABLE}={listed} in the environment lists {count(listed)}: "
-            f"ask for {count(listed)}, or unset the variable"
-        )
+        why = f"{VARIABLE}={listed} in the environment lists {count(listed)}: ask for {count(listed)}, or unset it"
+        raise refused("trainer.n_gpus_per_node", num_gpus, why, code="device-count")
     return ",".join(listed.split(",")[:num_gpus]), f"environment {VARIABLE}"
 
 
 @contextmanager
 def visible(devices: str, environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Show this process, and those that it starts, these devices only. It counts from the first use of CUDA on."""
+    """Show this process, and those that it starts, these devices only. Enter it before the first use of CUDA."""
     before = environ.get(VARIABLE)
     environ[VARIABLE] = devices
     try:

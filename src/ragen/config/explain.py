@@ -1,39 +1,48 @@
 """The plan that `--dry-run` prints: what follows from the resolved tree, the tree as YAML, where its values came from.
 
-The whole text is YAML; everything that is not the tree is a comment. What a reader looks for first comes first: the
-numbers, then the tree, whose longest and least read sections are its last.
+    print(explain(resolve(["sokoban"])))
+
+The whole text is YAML; all but the tree is comments. Derived numbers come first, then the tree, with its longest
+sections at the end. Where fine-tuning writes depends on the runs on disk, so the caller passes it in (`Tuning`).
 """
 
 import textwrap
 from collections.abc import Iterator
-from pathlib import PurePath
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
 import yaml
 
 from ragen.config import derive
-from ragen.config.baseline_budget import MAX_LEVELS, reach
 from ragen.config.compose import Resolved
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict
+from ragen.env.baseline_budget import MAX_LEVELS, baselines_within_budget
 from ragen.env.registry import make
 from ragen.env.solve import overlap
 
-MAX_TRAIN_LEVELS = 10_000  # made to see whether validation levels are among them
+MAX_TRAIN_LEVELS = 10_000  # generated to count validation levels among them
 LAST_SECTIONS = ("custom_envs", "sft")
 COMMENT_WIDTH = 100
 
 
-def explain(resolved: Resolved, stage: str | None = None) -> str:
+class Tuning(NamedTuple):
+    """Where fine-tuning writes or has written, and whether it has finished there."""
+
+    output: Path
+    is_finished: bool = False
+
+
+def explain(resolved: Resolved, stage: str | None = None, tuning: Tuning | None = None) -> str:
     """The plan of a run; of one half of `rl_or_sft=sft_then_rl` if a stage, `sft` or `rl`, is named."""
     lines = [f"# start: {_one_line(resolved.start)}"]
     for title, section in (
-        ("derived", list(derived_lines(resolved.config, stage))),
+        ("derived", list(derived_lines(resolved.config, stage, tuning))),
         ("notes", resolved.notes),
         ("keys without effect", resolved.no_effect_lines()),
     ):
         lines += ["", f"# {title}:", *(row for line in section or ["none"] for row in _comment(line))]
-    lines += ["", "# A value that is not the default says where it came from.", ""]
+    lines += ["", "# Values that differ from the default say where they came from.", ""]
     lines += _tree_lines(_reading_order(resolved.config), resolved.origins)
     return "\n".join(lines) + "\n"
 
@@ -50,19 +59,20 @@ def _comment(text: str) -> list[str]:
 
 
 def _reading_order(config: Config) -> dict[str, Any]:
-    """The whole tree, the tags in use before the others, the long sections last."""
+    """The whole tree, tags in use first, long sections last."""
     tree = to_dict(config)
     used = {*config.es_manager.train.env_configs.tags, *config.es_manager.val.env_configs.tags}
     tree["custom_envs"] = dict(sorted(tree["custom_envs"].items(), key=lambda entry: entry[0] not in used))
     return dict(sorted(tree.items(), key=lambda entry: entry[0] in LAST_SECTIONS))
 
 
-def derived_lines(config: Config, stage: str | None = None) -> Iterator[str]:
-    """What the numbers of the tree amount to."""
+def derived_lines(config: Config, stage: str | None = None, tuning: Tuning | None = None) -> Iterator[str]:
+    """What the numbers of the tree add up to."""
+    tuning = tuning or Tuning(Path(config.sft.output_dir))
     if config.rl_or_sft == "sft":
-        yield from fine_tuning_lines(config)
+        yield from fine_tuning_lines(config, tuning.output)
     elif config.rl_or_sft == "sft_then_rl":
-        yield from stage_lines(config, stage)
+        yield from stage_lines(config, stage, tuning)
     else:
         yield from training_lines(config)
     yield from success_lines(config, has_training="sft" not in (config.rl_or_sft, stage))
@@ -85,23 +95,21 @@ def training_lines(config: Config) -> Iterator[str]:
     yield from adapter_lines(config)
 
 
-def stage_lines(config: Config, stage: str | None) -> Iterator[str]:
-    """Fine-tuning, what it hands on, and reinforcement learning, in the order in which they happen; or one of them."""
-    from ragen.sft.output_dir import MERGED, planned_output
-
-    output, is_finished = planned_output(config)
-    if stage != "rl" and is_finished:
-        yield f"sft: finished already with these settings, in {output}"
+def stage_lines(config: Config, stage: str | None, tuning: Tuning) -> Iterator[str]:
+    """Fine-tuning, its result, and reinforcement learning, in that order; or one of them."""
+    if stage != "rl" and tuning.is_finished:
+        yield f"sft: already finished with these settings, in {tuning.output}"
     elif stage != "rl":
-        yield from (f"sft: {line}" for line in fine_tuning_lines(config))
+        yield from (f"sft: {line}" for line in fine_tuning_lines(config, tuning.output))
     if stage != "sft":
-        comes_first = stage == "rl" and not is_finished
-        yield f"rl: starts from {output / MERGED}" + (", which is not there yet: --stage sft comes first" * comes_first)
+        is_missing = stage == "rl" and not tuning.is_finished
+        model = tuning.output / derive.MERGED
+        yield f"rl: starts from {model}" + (", which does not exist yet: run --stage sft first" * is_missing)
         yield from (f"rl: {line}" for line in training_lines(config))
 
 
 def adapter_lines(config: Config) -> Iterator[str]:
-    """Whose weights stay as they are while an adapter is trained."""
+    """Which models train only an adapter."""
     models = {"actor": config.actor_rollout_ref.model}
     if derive.critic_model(config).needed:
         models["critic"] = config.critic.model
@@ -111,11 +119,8 @@ def adapter_lines(config: Config) -> Iterator[str]:
             yield f"{who}: only an adapter is trained, rank {model.lora_rank}, alpha {model.lora_alpha}, on {targets}"
 
 
-def fine_tuning_lines(config: Config) -> Iterator[str]:
-    """What supervised fine-tuning does, in its order."""
-    from ragen.sft.output_dir import MERGED, planned_output
-
-    output, _ = planned_output(config)
+def fine_tuning_lines(config: Config, output: Path) -> Iterator[str]:
+    """The steps of supervised fine-tuning."""
     data, training = config.sft.data_generation, config.sft.training
     rank, tag = training.lora_rank, config.es_manager.val.env_configs.tags[0]
     yield (
@@ -127,14 +132,14 @@ def fine_tuning_lines(config: Config) -> Iterator[str]:
         + (f"adapters of rank {rank} on {training.base_model}" if rank else f"all weights of {training.base_model}")
         + f", in {output / PurePath(derive.sft_folder(config)).name}"
     )
-    yield f"result: the epoch with the lowest loss on the test levels, merged, in {output / MERGED}"
+    yield f"result: the epoch with the lowest loss on the test levels, merged, in {output / derive.MERGED}"
     yield f"validation of the result by rollouts: {_episodes(config.es_manager.val)}"
 
 
 def success_lines(config: Config, has_training: bool) -> Iterator[str]:
-    """What random and what perfect play reach in this setting: every result stands between the two.
+    """The success of random and of perfect play in this setting: every result lies between the two.
 
-    With training on levels of the same tag, also how many of the validation levels are among those.
+    With training on the same tag, also how many validation levels are training levels.
     """
     first = config.seed.val
     for tag, size in zip(
@@ -143,13 +148,13 @@ def success_lines(config: Config, has_training: bool) -> Iterator[str]:
         env, seeds = make(config.custom_envs[tag]), range(first, first + size)
         first += size
         limit = derive.budget(config, tag)
-        reached = reach(env, seeds, "val", limit)
-        players = {"random": reached.random, "optimal": reached.optimal}
+        baselines = baselines_within_budget(env, seeds, "val", limit)
+        players = {"random": baselines.random, "optimal": baselines.optimal}
         known = {player: success for player, success in players.items() if not isinstance(success, str)}
         if known:
             rates = ", ".join(f"{player} play in {success:.1%}" for player, success in known.items())
             yield (
-                f"{tag}: {rates.replace(' in ', ' succeeds in ', 1)} of {_levels(reached.num_levels, size)} "
+                f"{tag}: {rates.replace(' in ', ' succeeds in ', 1)} of {_levels(baselines.num_levels, size)} "
                 f"({limit.turns} turns of up to {limit.actions_per_turn}, at most {limit.total} actions)"
             )
         for player, reason in players.items():
@@ -193,12 +198,12 @@ def _tree_lines(tree: dict[str, Any], origins: dict[str, str], prefix: str = "",
 
 
 def _one_line(text: str) -> str:
-    """A comment must not end early, nor hold what YAML cannot read."""
+    """Text for a comment: no line breaks, nothing that YAML cannot read."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 class _OneLineDumper(yaml.SafeDumper):
-    """Text that YAML would spread over lines is written in double quotes, with escapes."""
+    """Writes text that YAML would spread over lines in double quotes, with escapes."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -1,8 +1,9 @@
-"""Which keys there are, in both dialects: what each takes, whether it has an effect, and the nearest to a wrong one.
+"""Which keys exist, in the tree and on the v1 command line: what each takes, if it has an effect, the nearest name.
 
 is_key("trainer.test_freq"), is_group("trainer"), no_effect("actor_rollout_ref.rollout.n")
 """
 
+from collections.abc import Iterable
 from dataclasses import MISSING, Field
 from difflib import get_close_matches
 from typing import Any, get_args
@@ -16,16 +17,17 @@ from ragen.errors import ConfigError
 
 FIELDS: dict[str, tuple[Field, Any]] = {key: (spec, hint) for key, spec, hint in schema_fields(Config)}
 _TAG_FIELDS: dict[str, tuple[Field, Any]] = {key: (spec, hint) for key, spec, hint in schema_fields(Tag)}
-_OPEN = ("custom_envs", "ray_kwargs.ray_init")  # their entries are the user's own
+_OPEN = ("custom_envs", "ray_kwargs.ray_init")  # users add entries to these
 
 
-def _parents(keys: Any) -> set[str]:
+def _parents(keys: Iterable[str]) -> set[str]:
     return {key.rsplit(".", depth)[0] for key in keys for depth in range(1, key.count(".") + 1)}
 
 
 V1_ONLY = {key for key in v1.KEYS if key not in FIELDS}
 TREE_GROUPS = _parents(FIELDS)
 V1_GROUPS = _parents(v1.KEYS) | {"env", "env.env_kwargs"}
+TREE_SECTIONS = {name.partition(".")[0] for name in FIELDS if "." in name} | {"custom_envs"}
 
 
 def is_tree_key(key: str) -> bool:
@@ -44,8 +46,13 @@ def is_key(key: str) -> bool:
     return is_tree_key(key) or v1.is_key(key)
 
 
+def is_v1_only(key: str) -> bool:
+    """A key of the v1 command line that the tree does not have."""
+    return v1.is_key(key) and key not in FIELDS
+
+
 def is_group(key: str) -> bool:
-    """A name that stands for several keys: `{…}` sets them one by one."""
+    """A name for several keys: `{…}` sets them one by one."""
     is_tag = key.startswith("custom_envs.") and (key.count(".") == 1 or key.endswith(".env_config"))
     return key in TREE_GROUPS or key in V1_GROUPS or key in _OPEN or is_tag
 
@@ -55,28 +62,29 @@ def example_of(group: str) -> str:
     return next((key for key in (*FIELDS, *v1.KEYS) if key.startswith(f"{group}.")), f"{group}.…")
 
 
-def may_be_null(key: str) -> bool:
-    """A group that can be left out as a whole."""
-    spec = _spec(key)
-    return spec is not None and type(None) in get_args(spec[1])
-
-
-def _spec(key: str) -> tuple[Field, Any] | None:
+def spec_of(key: str) -> tuple[Field, Any] | None:
+    """The field behind a key of the tree and its type; None for settings of environments and of Ray."""
     if key in FIELDS:
         return FIELDS[key]
     return _TAG_FIELDS.get(key.split(".", 2)[2]) if key.startswith("custom_envs.") and key.count(".") == 2 else None
 
 
+def may_be_null(key: str) -> bool:
+    """Whether a group can be left out as a whole."""
+    spec = spec_of(key)
+    return spec is not None and type(None) in get_args(spec[1])
+
+
 def takes_text(key: str) -> bool:
-    """Whether a typed `1e-3` or `true` is meant as text."""
-    spec = _spec(key)
+    """Whether a typed `1e-3` or `true` is text."""
+    spec = spec_of(key)
     hint = v1.KEYS[key].type if key in v1.KEYS else spec[1] if spec else None
     return hint is str or set(get_args(hint)) == {str, type(None)}
 
 
 def checked(key: str, value: Any, name: str) -> Any:
-    """The value of a typed key as the type that the key takes. Errors call the key by `name`."""
-    spec = _spec(key)
+    """The value of a typed key, converted to the key's type. Errors call the key `name`."""
+    spec = spec_of(key)
     if is_reference(value) and key not in V1_ONLY:
         return value  # checked when it is resolved
     if key in (devices.KEY, devices.V1_KEY):
@@ -84,7 +92,7 @@ def checked(key: str, value: Any, name: str) -> Any:
     if key in v1.KEYS:
         return v1.KEYS[key].checked(value, name)
     if spec is None:
-        return value  # a setting of an environment or of Ray, checked there
+        return value  # the environment or Ray checks it
     converted = convert(value, spec[1], name)
     check_choice(converted, spec[0].metadata.get("choices", ()), name)
     return converted
@@ -111,59 +119,53 @@ def _default(spec: Field) -> Any:
 
 
 def no_effect(key: str) -> str:
-    """Why a key changes nothing; empty where it does."""
-    if key in v1.KEYS:
-        reasons = [no_effect(target) for target in v1.KEYS[key].targets if target != key] or [""]
-        own = _field_reason(key)
-        return v1.KEYS[key].no_effect or own or (reasons[0] if all(reasons) else "")
-    return _field_reason(key)
+    """Why a key changes nothing; empty where it has an effect."""
+    spec = spec_of(key)
+    own = spec[0].metadata.get("no_effect", "") if spec else ""
+    if key not in v1.KEYS:
+        return own
+    reasons = [no_effect(target) for target in v1.KEYS[key].targets if target != key] or [""]
+    return v1.KEYS[key].no_effect or own or (reasons[0] if all(reasons) else "")
 
 
-def _field_reason(key: str) -> str:
-    spec = _spec(key)
-    return spec[0].metadata.get("no_effect", "") if spec else ""
-
-
-# --- unknown ones -------------------------------------------------------------------------------------------------
+# --- unknown keys -------------------------------------------------------------------------------------------------
 
 
 def check_known(key: str, name: str, environment: str | None) -> None:
     if not is_key(key):
         where = "" if name == key else f"{name}: "
-        raise ConfigError(f"{where}unknown key {key}{suggest(key, environment)}")
+        raise ConfigError(f"{where}unknown key {key}{suggest(key, environment)}", key=name, code="unknown-key")
 
 
 _WITH_UNDERSCORE = {key.replace(".", "_"): key for key in FIELDS if key.count(".") == 1}  # lora_rank is lora.rank
 
 
 def suggest(key: str, environment: str | None) -> str:
-    """The nearest right key, looked for first in the dialect that the user typed."""
+    """The nearest known key: first among tag fields, v1 keys or tree keys, whichever the user was typing."""
     section = key.partition(".")[0]
-    tree_sections = {name.partition(".")[0] for name in FIELDS if "." in name} | {"custom_envs"}
     if section == "custom_envs":
-        dialect = [".".join([*key.split(".")[:2], name]) for name in _TAG_FIELDS]
-    elif section in v1.OWN_SECTIONS or (environment and section not in tree_sections):
-        dialect = list(v1.KEYS)
+        likely = [".".join([*key.split(".")[:2], name]) for name in _TAG_FIELDS]
+    elif section in v1.OWN_SECTIONS or (environment and section not in TREE_SECTIONS):
+        likely = list(v1.KEYS)
     else:
-        dialect = list(FIELDS)
+        likely = list(FIELDS)
     parent, _, leaf = key.rpartition(".")
     if section != "sft" and leaf in _WITH_UNDERSCORE:
-        of_tuning = f" (in fine-tuning: sft.training.{leaf})" * (f"sft.training.{leaf}" in FIELDS)
-        return f"; did you mean {_WITH_UNDERSCORE[leaf]}?{of_tuning}"
-    for known in (dialect, [*FIELDS, *v1.KEYS]):
-        near = _nearest(key, known)
-        if near:
-            return f"; did you mean {near}?"
-    siblings = [name for name in dialect if name.rpartition(".")[0] == parent != ""]
+        in_sft = f" (in fine-tuning: sft.training.{leaf})" * (f"sft.training.{leaf}" in FIELDS)
+        return f"; did you mean {_WITH_UNDERSCORE[leaf]}?{in_sft}"
+    near = _nearest(key, likely) or _nearest(key, [*FIELDS, *v1.KEYS])
+    if near:
+        return f"; did you mean {near}?"
+    siblings = [name for name in likely if name.rpartition(".")[0] == parent != ""]
     if siblings:
         return f"; there are {', '.join(siblings)}"
-    return f". Sections: {', '.join(sorted({*tree_sections, *v1.OWN_SECTIONS}))}"
+    return f". Sections: {', '.join(sorted({*TREE_SECTIONS, *v1.OWN_SECTIONS}))}"
 
 
 def _nearest(key: str, known: list[str]) -> str | None:
     section, (parent, _, leaf) = key.partition(".")[0], key.rpartition(".")
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent}
-    # Cut short or spelt wrongly, at the end; spelt wrongly elsewhere; with a level left out.
+    # Cut short or misspelt, at the end; misspelt elsewhere; with a level left out.
     near = (
         [name for sibling, name in siblings.items() if sibling.startswith(leaf)]
         or [siblings[sibling] for sibling in get_close_matches(leaf, siblings, n=1, cutoff=0.6)]

@@ -1,14 +1,16 @@
-"""What the embedded model brings along: settings under which `pocket` learns in minutes on two cores.
+"""Settings that come with the embedded model, under which `pocket` learns in minutes on two cores.
 
-They lie over recipe and dialect, under everything the user types. `pocket` knows bare grids and short prompts, so the
-game stays and its board becomes the plain one; FrozenLake's ice does not slip.
+    settings(["SokobanV1"], ["SokobanV1"])["agent_proxy.max_turn"]      # 5
+
+They override recipe and v1 defaults, and anything the user types overrides them. `pocket` knows bare grids and short
+prompts, so the game stays and its board becomes the plain one; FrozenLake's ice does not slip.
 """
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
 NAMES = ("pocket", "pocket-blank")
-PACKAGED = (*NAMES, "smollm2")  # every model that comes with a package, and so has a name of its own
+PACKAGED = (*NAMES, "smollm2")  # every model that comes with a package
 
 # The tag that pocket plays where another of the same game was chosen.
 TAGS = {

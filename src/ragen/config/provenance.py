@@ -1,14 +1,13 @@
-"""A tree in the making: layers of values, who set each of them, and what the user calls it.
+"""A config tree being composed: its values, who set each of them, and what the user calls it.
 
-    tree = Layers(compose_recipe("_2_sokoban"), "recipe _2_sokoban")
+    tree = TracedTree(compose_recipe("_2_sokoban"), "recipe _2_sokoban")
     tree.set("trainer.test_freq", 5, origin="command line", name="trainer.test_freq")
     tree.build(), tree.origins()
 
-OmegaConf keeps the references between keys (`${model_path}`) until the tree is built.
+OmegaConf keeps references between keys (`${model_path}`) until the tree is built.
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,45 +16,39 @@ from omegaconf.errors import OmegaConfBaseException
 from ragen.config import devices, keys, v1
 from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, to_dict
-from ragen.errors import ConfigError, shown
+from ragen.errors import ConfigError, refused, shown
 
 
-class Layers:
-    """The schema's defaults, a recipe over them, and whatever is set later."""
+class TracedTree:
+    """The schema's defaults, a recipe over them, and everything set later."""
 
     def __init__(self, recipe: DictConfig, origin: str):
         self._default = OmegaConf.create(to_dict(Config()))
         self._tree = OmegaConf.merge(self._default, recipe)
         self._names: dict[str, str] = {}
-        self._set_by = dict.fromkeys(self._raw(recipe), origin)
+        self._recipe = origin
+        self._set_by = dict.fromkeys(_values(recipe), origin)
         for key in self._set_by:
             _check_recipe_key(key, origin)
         if devices.KEY in self._set_by:
             self.set(devices.KEY, devices.normal_list(OmegaConf.select(self._tree, devices.KEY)), origin)
 
-    @staticmethod
-    def _raw(tree: DictConfig, resolve: bool = False) -> dict[str, Any]:
-        return leaves(OmegaConf.to_container(tree, resolve=resolve))
-
     def set(self, key: str, value: Any, origin: str, name: str | None = None) -> None:
+        """`name` is what the user calls the key; messages use it."""
         try:
             OmegaConf.update(self._tree, key, value, merge=False, force_add=True)
         except OmegaConfBaseException as error:
-            raise ConfigError(f"{name or key}={shown(value)}: {str(error).splitlines()[0]}") from error
+            raise refused(name or key, value, str(error).splitlines()[0], code="type") from error
         self._set_by[key] = origin
-        self.call(key, name or key)
-
-    def call(self, key: str, name: str) -> None:
-        """What the user knows a tree key by; messages use it."""
-        self._names[key] = name
+        self._names[key] = name or key
 
     def reset(self, key: str) -> None:
-        """`~key` takes back what recipe or dialect set; a free entry disappears."""
+        """`~key` removes what the recipe or the v1 defaults set; an entry that the user may add disappears."""
         if key in keys.FIELDS or key in keys.TREE_GROUPS:
             original = self._default
             for part in key.split("."):
                 original = original._get_node(part)
-            self.set(key, OmegaConf.to_container(original) if OmegaConf.is_config(original) else original._value(), "")
+            self.set(key, _plain(original), "")
             self._set_by = {
                 name: by for name, by in self._set_by.items() if name != key and not name.startswith(f"{key}.")
             }
@@ -63,60 +56,66 @@ class Layers:
         parent, _, name = key.rpartition(".")
         holder = OmegaConf.select(self._tree, parent)
         if holder is None or name not in holder:
-            raise ConfigError(f"~{key}: there is no such entry")
+            raise ConfigError(f"~{key}: there is no such entry", key=key, code="reset")
         del holder[name]
 
     def expect(self, key: str, expected: Any, name: str) -> None:
-        """`~key=value` takes a value back only if it is this one."""
+        """`~key=value` resets a key only if it has this value."""
         current = OmegaConf.select(self._tree, key)
         if current != expected:
-            raise ConfigError(f"~{name}={shown(expected)}: its value is {shown(current)}")
+            raise ConfigError(f"~{name}={shown(expected)}: its value is {shown(current)}", key=name, code="reset")
 
     def build(self) -> Config:
         """The tree as a config, references resolved, every value checked."""
         try:
             return build(Config, OmegaConf.to_container(self._tree, resolve=True))
         except OmegaConfBaseException as error:
-            where = f"{self._names.get(error.full_key, error.full_key)}: " if error.full_key else ""
-            raise ConfigError(f"{where}{str(error).splitlines()[0]}") from error
+            name = self._names.get(error.full_key, error.full_key)
+            where = f"{name}: " if name else ""
+            raise ConfigError(f"{where}{str(error).splitlines()[0]}", key=name, code="reference") from error
 
     def name(self, key: str) -> str:
-        """What the user knows a tree key by: the key whose value it follows, in the dialect that it was typed in."""
+        """What the user calls a tree key: the key that it follows, as it was typed."""
         node = OmegaConf.select(self._tree, key.rpartition(".")[0]) if "." in key else self._tree
         raw = node._get_node(key.rpartition(".")[2]) if OmegaConf.is_dict(node) else None
-        value = OmegaConf.to_container(raw) if OmegaConf.is_config(raw) else raw._value() if raw is not None else None
+        value = None if raw is None else _plain(raw)
         reference = re.fullmatch(r"\$\{([^}:]+)\}", str(value[0] if isinstance(value, list) and value else value))
         return self.name(reference[1]) if reference else self._names.get(key, key)
 
     def was_set(self, key: str) -> bool:
         return key in self._set_by
 
-    def recipe_keys(self, origin: str) -> Iterator[str]:
+    def recipe_keys(self) -> list[str]:
         """The keys whose value is still the recipe's."""
-        return (key for key, by in self._set_by.items() if by == origin)
+        return [key for key, by in self._set_by.items() if by == self._recipe]
 
     def origins(self) -> dict[str, str]:
         """Where each value that differs from the default came from; a value that follows another key says which."""
-        default, raw = self._raw(self._default, resolve=True), self._raw(self._tree)
+        default, raw = _values(self._default, resolve=True), _values(self._tree)
         found = {}
-        for key, value in self._raw(self._tree, resolve=True).items():
-            if _differs(default, key, value):
+        for key, value in _values(self._tree, resolve=True).items():
+            if key not in default or default[key] != value:
                 origin = next((self._set_by[name] for name in _key_and_groups(key) if name in self._set_by), None)
                 found[key] = origin or f"follows {_references(raw[key])}"
         return found
 
 
-def _differs(default: dict[str, Any], key: str, value: Any) -> bool:
-    return key not in default or default[key] != value
+def _values(tree: DictConfig, resolve: bool = False) -> dict[str, Any]:
+    return leaves(OmegaConf.to_container(tree, resolve=resolve))
+
+
+def _plain(node: Any) -> Any:
+    """The value of a node, references unresolved."""
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
 
 
 def _check_recipe_key(key: str, origin: str) -> None:
     if keys.is_tree_key(key):
         return
-    targets = v1.KEYS[key].targets if key in v1.KEYS else ()
-    if targets:
-        raise ConfigError(f"{origin}: {key} belongs to the older dialect; a recipe says {', '.join(targets)}")
-    raise ConfigError(f"{origin}: unknown key {key}{keys.suggest(key, None)}")
+    problem = f"unknown key {key}{keys.suggest(key, None)}"
+    if key in v1.KEYS and v1.KEYS[key].targets:
+        problem = f"{key} belongs to the v1 command line; in a recipe it is {', '.join(v1.KEYS[key].targets)}"
+    raise ConfigError(f"{origin}: {problem}", key=key, code="unknown-key")
 
 
 def _key_and_groups(key: str) -> list[str]:

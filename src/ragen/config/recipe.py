@@ -1,4 +1,4 @@
-"""Recipes: YAML files that hold only differences from the schema's defaults. Hydra composes them with one another.
+"""Recipes: YAML files that hold only differences from the schema's defaults. Hydra composes them.
 
 compose_recipe("_2_sokoban"), compose_recipe("mine", config_dir="my/recipes")
 """
@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ragen.config.quoting import override
 from ragen.errors import ConfigError, nearest_of
 
 BUILT_IN = Path(__file__).parent / "recipes"
@@ -24,36 +25,33 @@ def recipe_names() -> list[str]:
 
 
 def compose_recipe(name: str, config_dir: str | None = None) -> DictConfig:
-    """What a recipe sets, with all that it builds upon, references unresolved. One's own come before the built-in."""
+    """What a recipe and those it builds on set, references unresolved. Recipes in `config_dir` come first."""
     name = name.removesuffix(".yaml")
     if config_dir is None:
         return deepcopy(_built_in(name))
     if not Path(config_dir).is_dir():
-        raise ConfigError(f"--config-dir {config_dir}: no such folder")
+        raise ConfigError(f"--config-dir {config_dir}: not a directory", key="--config-dir", code="no-directory")
     return _composed(name, [Path(config_dir).resolve(), BUILT_IN])
 
 
 @cache
 def _built_in(name: str) -> DictConfig:
-    """An experiment asks for the same one again and again, and Hydra takes its time."""
+    """Cached: an experiment composes the same recipe many times, and Hydra is slow."""
     return _composed(name, [BUILT_IN])
 
 
 def _composed(name: str, folders: list[Path]) -> DictConfig:
     known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
     if name not in known:
-        raise ConfigError(f"--config-name {name or repr(name)}: no such recipe{nearest_of(name, known)}")
+        message = f"--config-name {name or repr(name)}: no such recipe{nearest_of(name, known)}"
+        raise ConfigError(message, key="--config-name", code="unknown-recipe")
     home = next(folder for folder in folders if (folder / f"{name}.yaml").is_file())
-    others = ",".join(_quoted(f"file://{folder}") for folder in folders if folder != home)
+    others = [f"file://{folder}" for folder in folders if folder != home]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(home), version_base="1.3"):
-            recipe = compose(name, overrides=[f"hydra.searchpath=[{others}]"] if others else [])
+            recipe = compose(name, overrides=[override("hydra.searchpath", others)] if others else [])
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"recipe {home / name}.yaml: {error}") from error
+        raise ConfigError(f"recipe {home / name}.yaml: {error}", key=name, code="bad-recipe") from error
     OmegaConf.set_struct(recipe, False)
     return recipe
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

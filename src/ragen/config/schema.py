@@ -1,46 +1,63 @@
-"""The typed config tree: every key, every default, once.
+"""The typed config tree: every key with its default, its range and what it changes, once.
 
-A field is *used*, or it is *accepted without effect* and says why (`no_effect`). A field may name its `choices`;
-`"${key}"` as a default follows another key. Reading a config is attribute access on these classes, so there is no other
-place where a default could hide:
+Reading a config is attribute access on these classes, so no default can hide elsewhere:
 
     config = ragen.config.compose.resolve(["trainer.test_freq=5"], config_name="_2_sokoban").config
     config.trainer.test_freq
 
+A field is *used*, or *accepted without effect* and says why (`no_effect`). `"${key}"` as a default follows another key.
+A field may have bounds and `choices`. `changes_only` marks keys that do not change what a run computes: with
+another value the same run resumes (see `identity`).
+
 Plain dataclasses: this file needs neither Hydra nor OmegaConf, and `tree.build` rebuilds a stored config without them.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ragen.algo.filter import METRICS, PROB_MODES, STRATEGIES
+from ragen.config import ranges
+from ragen.config.ranges import NOT_EMPTY, Range, within
 from ragen.env.base import Tag
 from ragen.env.registry import catalogue
 
 ESTIMATORS = ("gae", "grpo", "brpo", "arpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _KL_KINDS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "low-var-kl", "k3", "full")
 KL_TYPES = (*_KL_KINDS, *(f"{kind}+" for kind in _KL_KINDS))  # with +: the gradient of k2
+LOGGERS = ("console", "wandb", "tensorboard")
+SAVED = ("model", "optimizer", "extra")
 
+# Why a key has no effect.
 VLLM_ONLY = "belongs to the vLLM engine; the native engine has no such setting"
 ONE_MODULE = "sampler and learner share one module, there is no second copy to place or to load"
 FSDP_ONLY = "workers hold full weights; nothing is sharded or offloaded"
 PACKED = "training always runs packed, without padding"
+GEN_CONFIG = "sampling is set under actor_rollout_ref.rollout"
+
+# What a key changes that does not change what a run computes.
+MEMORY, SPEED, LOGGING, FILES, NAMES = "memory", "speed", "logging", "files", "names"
+LOCATION, DEVICES, RESUMING, BUDGET = "location", "devices", "resuming", "budget"
 
 
-def choice(default: Any, *options: Any) -> Any:
-    return field(default=default, metadata={"choices": options})
-
-
-def no_effect(default: Any, reason: str) -> Any:
-    metadata = {"no_effect": reason}
+def key(
+    default: Any,
+    allowed: Range | None = None,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    choices: Iterable[Any] = (),
+    no_effect: str = "",
+    changes_only: str = "",
+) -> Any:
+    """A field with what is known about its values."""
+    allowed = allowed or within(at_least, above, at_most)
+    known = {"range": allowed, "choices": tuple(choices), "no_effect": no_effect, "changes_only": changes_only}
+    metadata = {name: value for name, value in known.items() if value}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
-
-
-def items(*values: Any, choices: tuple = ()) -> Any:
-    """A list field."""
-    return field(default_factory=lambda: list(values), metadata={"choices": choices} if choices else {})
 
 
 def node(cls: type) -> Any:
@@ -53,18 +70,18 @@ def node(cls: type) -> Any:
 
 @dataclass
 class System:
-    CUDA_VISIBLE_DEVICES: str = "0"
+    CUDA_VISIBLE_DEVICES: str = key("0", changes_only=DEVICES)
 
 
 @dataclass
 class Seed:
-    train: int = 10000  # advanced by env_groups each step
-    val: int = 123  # validation levels never change
+    train: int = key(10000, at_least=0)  # advanced by env_groups each step
+    val: int = key(123, at_least=0)  # validation levels never change
 
 
 @dataclass
 class Lora:
-    rank: int = 0  # 0: all weights are trained
+    rank: int = key(0, at_least=0)  # 0: all weights are trained
     alpha: int = 64
     target_modules: str | list[str] = "all-linear"
 
@@ -74,71 +91,75 @@ class Lora:
 
 @dataclass
 class Optimizer:
-    lr: float = 1e-6
-    betas: list[float] = items(0.9, 0.999)
-    weight_decay: float = 0.01
+    lr: float = key(1e-6, at_least=0)
+    betas: list[float] = key([0.9, 0.999], ranges.TWO_DECAYS)
+    weight_decay: float = key(0.01, at_least=0)
     lr_warmup_steps: int = -1  # negative: from the ratio
-    lr_warmup_steps_ratio: float = 0.0
-    lr_scheduler_type: str = choice("constant", "constant", "linear", "cosine")
-    min_lr_ratio: float = 0.0
+    lr_warmup_steps_ratio: float = key(0.0, at_least=0, at_most=1)
+    lr_scheduler_type: str = key("constant", choices=("constant", "linear", "cosine"))
+    min_lr_ratio: float = key(0.0, at_least=0, at_most=1)
 
 
 @dataclass
 class CriticOptimizer(Optimizer):
-    lr: float = 1e-5
+    lr: float = key(1e-5, at_least=0)
 
 
 @dataclass
 class Checkpoint:
-    save_contents: list[str] = items("model", "optimizer", "extra", choices=("model", "optimizer", "extra"))
+    save_contents: list[str] = key([*SAVED], ranges.HOLDS_MODEL, choices=SAVED, changes_only=FILES)
 
 
 @dataclass
 class Fsdp:
-    model_dtype: str = no_effect("fp32", "the optimizer always owns fp32 master weights")
-    dtype: str = no_effect("bfloat16", "fp32 on CPU, bf16 on GPU")
-    param_offload: bool = no_effect(False, FSDP_ONLY)
-    optimizer_offload: bool = no_effect(False, FSDP_ONLY)
+    model_dtype: str = key("fp32", no_effect="the optimizer always owns fp32 master weights")
+    dtype: str = key("bfloat16", no_effect="fp32 on CPU, bf16 on GPU")
+    param_offload: bool = key(False, no_effect=FSDP_ONLY)
+    optimizer_offload: bool = key(False, no_effect=FSDP_ONLY)
 
 
 @dataclass
-class ActorModel:
-    path: str = "${model_path}"
-    lora_rank: int = "${lora.rank}"
+class CriticModel:
+    path: str = key("${model_path}", NOT_EMPTY)
+    lora_rank: int = key("${lora.rank}", at_least=0)
     lora_alpha: int = "${lora.alpha}"
     target_modules: str | list[str] = "${lora.target_modules}"
-    enable_gradient_checkpointing: bool = True
-    use_remove_padding: bool = no_effect(False, PACKED)
+    enable_gradient_checkpointing: bool = key(True, changes_only=MEMORY)
+
+
+@dataclass
+class ActorModel(CriticModel):
+    use_remove_padding: bool = key(False, no_effect=PACKED)
 
 
 @dataclass
 class Actor:
-    strategy: str = no_effect("fsdp", FSDP_ONLY)
-    ppo_mini_batch_size: int = "${ppo_mini_batch_size}"
-    ppo_micro_batch_size_per_gpu: int = "${micro_batch_size_per_gpu}"
-    ppo_epochs: int = 1
+    strategy: str = key("fsdp", no_effect=FSDP_ONLY)
+    ppo_mini_batch_size: int = key("${ppo_mini_batch_size}", at_least=1)
+    ppo_micro_batch_size_per_gpu: int = key("${micro_batch_size_per_gpu}", at_least=1, changes_only=MEMORY)
+    ppo_epochs: int = key(1, at_least=1)
     shuffle: bool = False
-    use_dynamic_bsz: bool = no_effect(False, PACKED)
-    use_torch_compile: bool = no_effect(True, "entropy is computed in chunks, without compilation")
-    use_ref: bool = no_effect(True, "the reference model exists exactly when a KL term needs it")
-    entropy_coeff: float = 0.001
-    entropy_from_logits_with_chunking: bool = no_effect(
-        False, "entropy is always computed in chunks; the result is the same"
+    use_dynamic_bsz: bool = key(False, no_effect=PACKED)
+    use_torch_compile: bool = key(True, no_effect="entropy is computed in chunks, without compilation")
+    use_ref: bool = key(True, no_effect="the reference model exists exactly when a KL term needs it")
+    entropy_coeff: float = key(0.001, at_least=0)
+    entropy_from_logits_with_chunking: bool = key(
+        False, no_effect="entropy is always computed in chunks; the result is the same"
     )
     use_kl_loss: bool = False
-    kl_loss_coef: float = 0.0
-    kl_loss_type: str = choice("kl", *KL_TYPES)
-    clip_ratio: float = no_effect(0.2, "clip_ratio_low and clip_ratio_high are always used")
-    clip_ratio_low: float = 0.2
-    clip_ratio_high: float = 0.28
-    clip_ratio_c: float = 3.0
-    grad_clip: float = 1.0
-    grpo_advantage_length_weight: bool = no_effect(
-        "${grpo_advantage_length_weight}", "the top-level key of this name is the one that is read"
+    kl_loss_coef: float = key(0.0, at_least=0)
+    kl_loss_type: str = key("kl", choices=KL_TYPES)
+    clip_ratio: float = key(0.2, no_effect="clip_ratio_low and clip_ratio_high are always used")
+    clip_ratio_low: float = key(0.2, at_least=0, at_most=1)
+    clip_ratio_high: float = key(0.28, at_least=0)
+    clip_ratio_c: float = key(3.0, above=1)
+    grad_clip: float = key(1.0, above=0)
+    grpo_advantage_length_weight: bool = key(
+        "${grpo_advantage_length_weight}", no_effect="the top-level key of this name is the one that is read"
     )
-    filter_loss_scaling: str = choice("none", "none", "linear", "sqrt")
-    loss_agg_mode: str = choice(
-        "token-mean", "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+    filter_loss_scaling: str = key("none", choices=("none", "linear", "sqrt"))
+    loss_agg_mode: str = key(
+        "token-mean", choices=("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
     )
     optim: Optimizer = node(Optimizer)
     checkpoint: Checkpoint = node(Checkpoint)
@@ -147,53 +168,57 @@ class Actor:
 
 @dataclass
 class Reference:
-    log_prob_micro_batch_size_per_gpu: int = "${log_prob_micro_batch_size_per_gpu}"
+    log_prob_micro_batch_size_per_gpu: int = key(
+        "${log_prob_micro_batch_size_per_gpu}", at_least=1, changes_only=MEMORY
+    )
 
 
 @dataclass
 class ValidationSampling:
     do_sample: bool = True
-    temperature: float = 0.5
-    top_p: float = 1.0
+    temperature: float = key(0.5, at_least=0)
+    top_p: float = key(1.0, above=0, at_most=1)
     top_k: int = -1
-    n: int = no_effect(1, "es_manager.val.group_size is the number of samples for a level")
-    logprobs: int | None = no_effect(None, "the log-prob of every sampled token is kept")
+    n: int = key(1, no_effect="es_manager.val.group_size is the number of samples for a level")
+    logprobs: int | None = key(None, no_effect="the log-prob of every sampled token is kept")
 
 
 @dataclass
 class Rollout:
-    name: str = choice("native", "native", "vllm")
-    load_format: str = no_effect("auto", ONE_MODULE)
-    dtype: str = no_effect("bfloat16", "fp32 on CPU, bf16 on GPU")
-    log_prob_micro_batch_size_per_gpu: int = "${log_prob_micro_batch_size_per_gpu}"
-    tensor_model_parallel_size: int = no_effect(1, ONE_MODULE)
-    max_model_len: int = 3600
-    prompt_length: int = no_effect(1, "prompts are as long as they are")
-    response_length: int = 400  # tokens sampled in a turn, at most
+    name: str = key("native", ranges.NATIVE, choices=("native", "vllm"))
+    load_format: str = key("auto", no_effect=ONE_MODULE)
+    dtype: str = key("bfloat16", no_effect="fp32 on CPU, bf16 on GPU")
+    log_prob_micro_batch_size_per_gpu: int = key(
+        "${log_prob_micro_batch_size_per_gpu}", at_least=1, changes_only=MEMORY
+    )
+    tensor_model_parallel_size: int = key(1, no_effect=ONE_MODULE)
+    max_model_len: int = key(3600, at_least=1)
+    prompt_length: int = key(1, no_effect="prompts are as long as they are")
+    response_length: int = key(400, at_least=1)  # tokens sampled in a turn, at most
     stop_at_answer: bool = True  # a turn ends at its first complete </answer>
-    gpu_memory_utilization: float = no_effect(0.3, VLLM_ONLY)
-    max_num_batched_tokens: int = no_effect(8192, VLLM_ONLY)
-    max_num_seqs: int = no_effect(1024, VLLM_ONLY)
-    enforce_eager: bool = no_effect(True, VLLM_ONLY)
-    free_cache_engine: bool = no_effect(True, ONE_MODULE)
-    enable_prefix_caching: bool = no_effect(True, "common prefixes are always computed once")
-    enable_chunked_prefill: bool = no_effect(True, VLLM_ONLY)
-    disable_log_stats: bool = no_effect(True, VLLM_ONLY)
-    temperature: float = 1.0
-    top_p: float = 1.0
+    gpu_memory_utilization: float = key(0.3, no_effect=VLLM_ONLY)
+    max_num_batched_tokens: int = key(8192, no_effect=VLLM_ONLY)
+    max_num_seqs: int = key(1024, no_effect=VLLM_ONLY)
+    enforce_eager: bool = key(True, no_effect=VLLM_ONLY)
+    free_cache_engine: bool = key(True, no_effect=ONE_MODULE)
+    enable_prefix_caching: bool = key(True, no_effect="common prefixes are always computed once")
+    enable_chunked_prefill: bool = key(True, no_effect=VLLM_ONLY)
+    disable_log_stats: bool = key(True, no_effect=VLLM_ONLY)
+    temperature: float = key(1.0, above=0)
+    top_p: float = key(1.0, above=0, at_most=1)
     top_k: int = -1
-    n: int = no_effect(1, "es_manager.train.group_size is the number of samples for a level")
+    n: int = key(1, no_effect="es_manager.train.group_size is the number of samples for a level")
     val_kwargs: ValidationSampling = node(ValidationSampling)
     rollout_filter_value: float = 1.0
-    rollout_filter_strategy: str = choice("top_p", *STRATEGIES)
-    rollout_filter_type: str = choice("largest", "largest", "smallest")
+    rollout_filter_strategy: str = key("top_p", choices=STRATEGIES)
+    rollout_filter_type: str = key("largest", choices=("largest", "smallest"))
     rollout_filter_include_zero: bool = True
-    rollout_filter_top_p_prob_mode: str = choice("linear", *PROB_MODES)
-    rollout_filter_selection_eps: float = 0.01
+    rollout_filter_top_p_prob_mode: str = key("linear", choices=PROB_MODES)
+    rollout_filter_selection_eps: float = key(0.01, at_least=0)
     rollout_filter_empty_stop_steps: int = 5  # 0 or less: never
-    rollout_filter_metric: str = choice("reward_variance", *METRICS)
-    gradient_analysis_num_buckets: int = 6
-    gradient_analysis_bucket_mode: str = choice("quantile", "quantile", "fixed_rv")
+    rollout_filter_metric: str = key("reward_variance", choices=METRICS)
+    gradient_analysis_num_buckets: int = key(6, at_least=1)
+    gradient_analysis_bucket_mode: str = key("quantile", choices=("quantile", "fixed_rv"))
 
 
 @dataclass
@@ -208,21 +233,12 @@ class ActorRolloutRef:
 
 
 @dataclass
-class CriticModel:
-    path: str = "${model_path}"
-    lora_rank: int = "${lora.rank}"
-    lora_alpha: int = "${lora.alpha}"
-    target_modules: str | list[str] = "${lora.target_modules}"
-    enable_gradient_checkpointing: bool = True
-
-
-@dataclass
 class Critic:
-    strategy: str = no_effect("fsdp", FSDP_ONLY)
-    ppo_mini_batch_size: int = "${ppo_mini_batch_size}"
-    ppo_micro_batch_size_per_gpu: int = "${micro_batch_size_per_gpu}"
-    grad_clip: float = 1.0
-    cliprange_value: float = 0.5
+    strategy: str = key("fsdp", no_effect=FSDP_ONLY)
+    ppo_mini_batch_size: int = key("${ppo_mini_batch_size}", at_least=1)
+    ppo_micro_batch_size_per_gpu: int = key("${micro_batch_size_per_gpu}", at_least=1, changes_only=MEMORY)
+    grad_clip: float = key(1.0, above=0)
+    cliprange_value: float = key(0.5, at_least=0)
     model: CriticModel = node(CriticModel)
     optim: CriticOptimizer = node(CriticOptimizer)
     checkpoint: Checkpoint = node(Checkpoint)
@@ -230,34 +246,36 @@ class Critic:
 
 @dataclass
 class KlControl:
-    type: str = choice("fixed", "fixed", "adaptive")
-    kl_coef: float = 0.0
-    horizon: int = 10000  # adaptive only
-    target_kl: float = 0.1  # adaptive only
+    type: str = key("fixed", choices=("fixed", "adaptive"))
+    kl_coef: float = key(0.0, at_least=0)
+    horizon: int = key(10000, at_least=1)  # adaptive only
+    target_kl: float = key(0.1, above=0)  # adaptive only
 
 
 @dataclass
 class Algorithm:
-    adv_estimator: str = choice("gae", *ESTIMATORS)
-    gamma: float = 1.0
-    lam: float = 1.0
-    high_level_gamma: float = 0.95
+    adv_estimator: str = key("gae", choices=ESTIMATORS)
+    gamma: float = key(1.0, at_least=0, at_most=1)
+    lam: float = key(1.0, at_least=0, at_most=1)
+    high_level_gamma: float = key(0.95, at_least=0, at_most=1)
     bi_level_gae: bool = False
     zero_task_advantage: bool = False
     norm_adv_by_std_in_grpo: bool = True
     soft_advantage_reweight: bool = False
     use_kl_in_reward: bool = False
-    kl_penalty: str = choice("kl", *KL_TYPES)
+    kl_penalty: str = key("kl", choices=KL_TYPES)
     kl_ctrl: KlControl = node(KlControl)
 
 
 @dataclass
 class Data:
-    train_batch_size: int | None = None  # null: env_groups x group_size
-    val_batch_size: int | None = None  # validation levels played together; null: all
-    train_data_num: int | None = None  # distinct training levels; null: new levels for ever
-    max_prompt_length: int | None = no_effect(None, "actor_rollout_ref.rollout.max_model_len is the limit")
-    max_response_length: int | None = no_effect(None, "actor_rollout_ref.rollout.response_length is the limit")
+    train_batch_size: int | None = key(None, at_least=1)  # null: env_groups x group_size
+    val_batch_size: int | None = key(
+        None, at_least=1, changes_only=MEMORY
+    )  # validation levels played together; null: all
+    train_data_num: int | None = key(None, at_least=1)  # distinct training levels; null: new levels for ever
+    max_prompt_length: int | None = key(None, no_effect="actor_rollout_ref.rollout.max_model_len is the limit")
+    max_response_length: int | None = key(None, no_effect="actor_rollout_ref.rollout.response_length is the limit")
 
 
 # --- agent and environments ---------------------------------------------------------------------------------------
@@ -265,78 +283,75 @@ class Data:
 
 @dataclass
 class RewardNormalization:
-    grouping: str = choice("state", "state", "inductive", "batch")
-    method: str = choice("identity", "identity", "mean", "mean_std", "asym_clip")
+    grouping: str = key("state", choices=("state", "inductive", "batch"))
+    method: str = key("identity", choices=("identity", "mean", "mean_std", "asym_clip"))
 
 
 @dataclass
 class AgentProxy:
-    context_window_mode: str = choice("full", "full", "limited_multi_turn", "single_turn")
+    context_window_mode: str = key("full", choices=("full", "limited_multi_turn", "single_turn"))
     max_context_window: int | None = -1  # turns shown; negative or null: all
-    batch_adjust_mode: str = choice("none", "none", "copy", "delete")
-    max_turn: int = 5
+    batch_adjust_mode: str = key("none", ranges.NO_ADJUSTING, choices=("none", "copy", "delete"))
+    max_turn: int = key(5, at_least=1)
     action_sep: str = "||"
-    max_actions_per_turn: int = 2
+    max_actions_per_turn: int = key(2, at_least=1)
     use_turn_scores: bool = False
     enable_think: bool = True
-    prompt_style: str = choice("full", "full", "terse")
+    prompt_style: str = key("full", choices=("full", "terse"))
     reward_normalization: RewardNormalization = node(RewardNormalization)
 
 
 @dataclass
 class CollapseDetection:
     compute_freq: int = 5
-    micro_batch_size: int = 128
+    micro_batch_size: int = key(128, at_least=1, changes_only=MEMORY)
     first_turn_enabled: bool = True
     multi_turn_enabled: bool = True
-    num_samples: int | str = 64  # or the word all
-    std_eps: float = 1e-3
-    ema_decay: float = 0.9
+    num_samples: int | str = key(64, ranges.COUNT_OR_ALL)  # or all
+    std_eps: float = key(1e-3, at_least=0)
+    ema_decay: float = key(0.9, at_least=0, at_most=1)
 
 
 @dataclass
 class TrainEnvConfigs:
-    tags: list[str] = items("CoordSokoban")
-    n_groups: list[int] = items("${es_manager.train.env_groups}")
+    tags: list[str] = key(["CoordSokoban"])
+    n_groups: list[int] = key(["${es_manager.train.env_groups}"])
 
 
 @dataclass
 class ValEnvConfigs:
-    tags: list[str] = items("CoordSokoban")
-    n_groups: list[int] = items("${es_manager.val.env_groups}")
+    tags: list[str] = key(["CoordSokoban"])
+    n_groups: list[int] = key(["${es_manager.val.env_groups}"])
 
 
 @dataclass
 class TrainEnvs:
-    env_groups: int = 8
-    group_size: int = 16
+    env_groups: int = key(8, at_least=1)
+    group_size: int = key(16, at_least=1)
     env_configs: TrainEnvConfigs = node(TrainEnvConfigs)
 
 
 @dataclass
 class ValEnvs:
-    env_groups: int = 512
-    group_size: int = 1
+    env_groups: int = key(512, at_least=1)
+    group_size: int = key(1, at_least=1)
     env_configs: ValEnvConfigs = node(ValEnvConfigs)
 
 
 @dataclass
 class EsManager:
-    format_penalty: float = -0.1
+    format_penalty: float = key(-0.1, at_most=0)
     train: TrainEnvs = node(TrainEnvs)
     val: ValEnvs = node(ValEnvs)
 
 
-GEN_CONFIG = "sampling is set under actor_rollout_ref.rollout"
-
-
 @dataclass
 class GenConfig:
-    response_length: int | None = no_effect(None, GEN_CONFIG)
-    temperature: float | None = no_effect(None, GEN_CONFIG)
-    top_p: float | None = no_effect(None, GEN_CONFIG)
-    top_k: int | None = no_effect(None, GEN_CONFIG)
-    kwargs: dict[str, Any] | None = no_effect(None, GEN_CONFIG)
+    response_length: int | None = key(None, no_effect=GEN_CONFIG)
+    temperature: float | None = key(None, no_effect=GEN_CONFIG)
+    top_p: float | None = key(None, no_effect=GEN_CONFIG)
+    top_k: int | None = key(None, no_effect=GEN_CONFIG)
+    kwargs: dict[str, Any] | None = key(None, no_effect=GEN_CONFIG)
 
 
 @dataclass
@@ -354,40 +369,42 @@ class CtxManager:
 
 @dataclass
 class GenerationsToLog:
-    val: int = no_effect(20, "the run folder and its report hold every episode of every validation")
+    val: int = key(20, no_effect="the run directory and its report hold every episode of every validation")
 
 
 @dataclass
 class Trainer:
-    project_name: str = "ragen"
-    experiment_name: str = "test"
-    default_local_dir: str = "checkpoints/${trainer.project_name}/${trainer.experiment_name}"
-    default_hdfs_dir: str | None = no_effect(None, "runs are written to local folders")
-    local_log_dir: str = no_effect("results/", "a run writes everything into trainer.default_local_dir")
-    logger: list[str] = items("console", "wandb", choices=("console", "wandb", "tensorboard"))
-    total_training_steps: int = 200
-    total_epochs: int | None = no_effect(None, "trainer.total_training_steps is the budget")
-    n_gpus_per_node: int = 1
-    nnodes: int = 1
-    balance_batch: bool = no_effect(True, PACKED)
-    critic_warmup: int = 0
-    save_freq: int = 100  # 0 or less: nothing is ever saved
+    project_name: str = key("ragen", NOT_EMPTY, changes_only=NAMES)
+    experiment_name: str = key("test", NOT_EMPTY, changes_only=NAMES)
+    default_local_dir: str = key(
+        "checkpoints/${trainer.project_name}/${trainer.experiment_name}", NOT_EMPTY, changes_only=LOCATION
+    )
+    default_hdfs_dir: str | None = key(None, no_effect="runs are written to local directories")
+    local_log_dir: str = key("results/", no_effect="a run writes everything into trainer.default_local_dir")
+    logger: list[str] = key(["console", "wandb"], choices=LOGGERS, changes_only=LOGGING)
+    total_training_steps: int = key(200, at_least=1, changes_only=BUDGET)
+    total_epochs: int | None = key(None, no_effect="trainer.total_training_steps is the budget")
+    n_gpus_per_node: int = key(1, at_least=1, at_most=1024, changes_only=DEVICES)
+    nnodes: int = key(1, at_least=1, at_most=1024, changes_only=DEVICES)
+    balance_batch: bool = key(True, no_effect=PACKED)
+    critic_warmup: int = key(0, at_least=0)
+    save_freq: int = key(100, changes_only=FILES)  # 0 or less: nothing is saved
     test_freq: int = 10  # 0 or less: no validation during training
     val_before_train: bool = True
     val_only: bool = False
-    validation_steps: int = 1
-    resume_mode: str = choice("auto", "auto", "disable", "resume_path")
-    resume_from_path: str | None = None
-    max_actor_ckpt_to_keep: int | None = 1
-    max_critic_ckpt_to_keep: int | None = 1
+    validation_steps: int = key(1, at_least=1)
+    resume_mode: str = key("auto", choices=("auto", "disable", "resume_path"), changes_only=RESUMING)
+    resume_from_path: str | None = key(None, ranges.CHECKPOINT_PATH, changes_only=RESUMING)
+    max_actor_ckpt_to_keep: int | None = key(1, at_least=1, changes_only=FILES)
+    max_critic_ckpt_to_keep: int | None = key(1, at_least=1, changes_only=FILES)
     generations_to_log_to_wandb: GenerationsToLog = node(GenerationsToLog)
-    rollout_data_dir: str | None = None
-    validation_data_dir: str | None = None
-    log_group_rv_table: bool = False
+    rollout_data_dir: str | None = key(None, changes_only=LOCATION)
+    validation_data_dir: str | None = key(None, changes_only=LOCATION)
+    log_group_rv_table: bool = key(False, changes_only=LOGGING)
     gradient_analysis_mode: bool = False
-    gradient_analysis_every: int = 50
-    gradient_analysis_env_groups: int | None = None
-    gradient_analysis_group_size: int | None = None
+    gradient_analysis_every: int = key(50, at_least=1)
+    gradient_analysis_env_groups: int | None = key(None, at_least=1)
+    gradient_analysis_group_size: int | None = key(None, at_least=1)
     gradient_analysis_log_prefilter: bool = False
     gradient_analysis_only: bool = False
     exit_after_gradient_analysis: bool = False
@@ -397,20 +414,20 @@ class Trainer:
 class Output:
     """Where an evaluation writes its rollouts."""
 
-    dir: str = "results/eval"
-    filename: str = "val_rollouts.pkl"
-    format: str = choice("pkl", "pkl", "jsonl")
-    append_timestamp: bool = True
-    save_jsonl_backup: bool = False
-    save_pkl_backup: bool = False
-    keep_batch_keys: list[str] | None = None
-    keep_non_tensor_keys: list[str] | None = None
-    keep_meta_info: bool = True
+    dir: str = key("results/eval", changes_only=FILES)
+    filename: str = key("val_rollouts.pkl", changes_only=FILES)
+    format: str = key("pkl", choices=("pkl", "jsonl"), changes_only=FILES)
+    append_timestamp: bool = key(True, changes_only=FILES)
+    save_jsonl_backup: bool = key(False, changes_only=FILES)
+    save_pkl_backup: bool = key(False, changes_only=FILES)
+    keep_batch_keys: list[str] | None = key(None, changes_only=FILES)
+    keep_non_tensor_keys: list[str] | None = key(None, changes_only=FILES)
+    keep_meta_info: bool = key(True, changes_only=FILES)
 
 
 @dataclass
 class RayKwargs:
-    ray_init: dict[str, Any] = field(default_factory=lambda: {"num_cpus": None})
+    ray_init: dict[str, Any] = key({"num_cpus": None}, changes_only=DEVICES)
 
 
 # --- supervised fine-tuning ---------------------------------------------------------------------------------------
@@ -418,34 +435,34 @@ class RayKwargs:
 
 @dataclass
 class SftData:
-    data_dir: str = "sft/data"
-    algo: str = choice("bfs", "bfs")
-    seed: int = 100000
-    train_size: int = 1000  # puzzles, not rows
-    test_size: int = 100
-    bfs_max_depths: int = 100
-    prefix: str = choice("message", "message", "qwen-instruct", "base")
-    num_processes: int = 16  # that solve levels; no more than there are cores
+    data_dir: str = key("sft/data", NOT_EMPTY, changes_only=LOCATION)
+    algo: str = key("bfs", choices=("bfs",))
+    seed: int = key(100000, at_least=0)
+    train_size: int = key(1000, at_least=1)  # puzzles, not rows
+    test_size: int = key(100, at_least=1)
+    bfs_max_depths: int = key(100, at_least=1)
+    prefix: str = key("message", ranges.CHAT_MESSAGES, choices=("message", "qwen-instruct", "base"))
+    num_processes: int = key(16, at_least=1, changes_only=SPEED)  # that solve levels; no more than there are cores
 
 
 @dataclass
 class SftTraining:
-    base_model: str = "Qwen/Qwen2.5-0.5B-Instruct"
-    project_name: str = "RAGEN"
-    experiment_name: str = "test_sft_lora"
-    logger: list[str] = items("console", "wandb", choices=("console", "wandb", "tensorboard"))
-    epochs: int = 5
-    learning_rate: float = 1e-4
-    train_batch_size: int = 128
-    micro_batch_size: int = 4
-    max_length: int = 2048
+    base_model: str = key("Qwen/Qwen2.5-0.5B-Instruct", NOT_EMPTY)
+    project_name: str = key("RAGEN", changes_only=NAMES)
+    experiment_name: str = key("test_sft_lora", changes_only=NAMES)
+    logger: list[str] = key(["console", "wandb"], choices=LOGGERS, changes_only=LOGGING)
+    epochs: int = key(5, at_least=1)
+    learning_rate: float = key(1e-4, at_least=0)
+    train_batch_size: int = key(128, at_least=1)
+    micro_batch_size: int = key(4, at_least=1, changes_only=MEMORY)
+    max_length: int = key(2048, at_least=1)
     validate_before_training: bool = True
-    lora_rank: int = 64
+    lora_rank: int = key(64, at_least=0)
     lora_alpha: int = 32
     target_modules: str | list[str] = "all-linear"
-    enable_gradient_checkpointing: bool = False
-    num_gpus: int = 1
-    hdfs_dir: str | None = no_effect(None, "runs are written to local folders")
+    enable_gradient_checkpointing: bool = key(False, changes_only=MEMORY)
+    num_gpus: int = key(1, at_least=1, changes_only=DEVICES)
+    hdfs_dir: str | None = key(None, no_effect="runs are written to local directories")
 
 
 @dataclass
@@ -453,7 +470,7 @@ class SftSokoban:
     dim_x: int = 6
     dim_y: int = 6
     num_boxes: int = 1
-    max_steps: int = 5
+    max_steps: int = key(5, at_least=1)
     search_depth: int = 30
 
 
@@ -466,8 +483,8 @@ class SftFrozenLake:
 
 @dataclass
 class Sft:
-    env_type: str = choice("sokoban", "sokoban", "frozenlake", "bandit", "two_armed_bandit")
-    output_dir: str = "models/sft"
+    env_type: str = key("sokoban", choices=("sokoban", "frozenlake", "bandit", "two_armed_bandit"))
+    output_dir: str = key("models/sft", NOT_EMPTY, changes_only=LOCATION)
     data_generation: SftData = node(SftData)
     training: SftTraining = node(SftTraining)
     sokoban: SftSokoban = node(SftSokoban)
@@ -479,12 +496,12 @@ class Sft:
 
 @dataclass
 class Config:
-    rl_or_sft: str = choice("rl", "rl", "sft", "sft_then_rl")
-    model_path: str = "Qwen/Qwen2.5-3B-Instruct"
-    ppo_mini_batch_size: int = 32
-    micro_batch_size_per_gpu: int = 1
-    log_prob_micro_batch_size_per_gpu: int = "${micro_batch_size_per_gpu}"
-    enable_response_mask: bool = no_effect(True, "exactly the sampled tokens are trained")
+    rl_or_sft: str = key("rl", choices=("rl", "sft", "sft_then_rl"))
+    model_path: str = key("Qwen/Qwen2.5-3B-Instruct", NOT_EMPTY)
+    ppo_mini_batch_size: int = key(32, at_least=1)
+    micro_batch_size_per_gpu: int = key(1, at_least=1, changes_only=MEMORY)
+    log_prob_micro_batch_size_per_gpu: int = key("${micro_batch_size_per_gpu}", at_least=1, changes_only=MEMORY)
+    enable_response_mask: bool = key(True, no_effect="exactly the sampled tokens are trained")
     grpo_advantage_length_weight: bool = False
     system: System = node(System)
     seed: Seed = node(Seed)

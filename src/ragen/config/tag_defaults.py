@@ -1,7 +1,7 @@
-"""The setting that a tag is trained in: its rules come from the start that names it, not from the tree's defaults.
+"""The config a tag is trained with: the v1 environment or the recipe that names it, not the tree's defaults.
 
-start_of("FrozenLakeV1").agent_proxy.max_actions_per_turn    # 1: `train.sh frozenlake`
-start_of("BanditTest").agent_proxy.max_turn                  # 1: recipe _1_bandit
+training_config("FrozenLakeV1").agent_proxy.max_actions_per_turn    # 1: `train.sh frozenlake`
+training_config("BanditTest").agent_proxy.max_turn                  # 1: recipe _1_bandit
 """
 
 from omegaconf import OmegaConf
@@ -13,7 +13,7 @@ from ragen.config.schema import Config
 
 
 def recipe_of(tag: str) -> str | None:
-    """The recipe that names a tag; the tree's own tag needs none."""
+    """The recipe that names a tag; None for tags that only the tree's defaults name."""
     for name in recipe_names():
         recipe = compose_recipe(name)
         for split in ("train", "val"):
@@ -22,10 +22,10 @@ def recipe_of(tag: str) -> str | None:
     return None
 
 
-def start_of(tag: str) -> Config:
-    """The config that the tag is trained with; the tree's defaults for a tag that no start names."""
+def training_config(tag: str) -> Config:
+    """The config that the tag is trained with; the tree's defaults where nothing names it."""
     for environment, start in v1.ENVIRONMENTS.items():
         if start.tag == tag:
-            # With its model named: the embedded one would put another board in the tag's place.
+            # With its model named: `pocket` would choose another board.
             return resolve([environment, f"model.base_model={v1.KEYS['model.base_model'].default}"], environ={}).config
     return resolve([], config_name=recipe_of(tag), environ={}).config

@@ -1,4 +1,4 @@
-"""Reading and checking trees: dataclasses to dicts and back, with errors that name the key.
+"""Convert config trees: dataclasses to dicts and back, with errors that name the key.
 
 config = build(Config, {"trainer": {"test_freq": 5}})      # everything else at its default
 leaves(config)["trainer.test_freq"]                        # 5
@@ -9,9 +9,9 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ragen.coerce import convert, wrong_type
-from ragen.errors import ConfigError, did_you_mean, shown
+from ragen.errors import ConfigError, did_you_mean, refused
 
-__all__ = ["ConfigError", "build", "check_choice", "did_you_mean", "leaves", "schema_fields", "to_dict", "value_at"]
+GROUP = "this is a group of keys, not a value"
 
 
 def schema_fields(cls: type, prefix: str = "") -> Iterator[tuple[str, Field, Any]]:
@@ -57,18 +57,19 @@ def value_at(config: Any, key: str) -> Any:
 def build(cls: type, tree: dict[str, Any], prefix: str = "") -> Any:
     """The dataclass that a plain dict describes; types, choices and names are checked."""
     if not isinstance(tree, dict):
-        raise ConfigError(f"{prefix.rstrip('.')}={shown(tree)}: this is a group of keys, not a value")
+        raise refused(prefix.rstrip("."), tree, GROUP, code="group")
     hints = get_type_hints(cls)
     specs = {spec.name: spec for spec in fields(cls)}
     for name in tree:
         if name not in specs:
-            raise ConfigError(f"unknown key {prefix}{name}{did_you_mean(str(name), specs, prefix)}")
+            near = did_you_mean(str(name), specs, prefix) or f"; there are {', '.join(specs)}"
+            raise ConfigError(f"unknown key {prefix}{name}{near}", key=f"{prefix}{name}", code="unknown-key")
     values = {}
     for name, spec in specs.items():
         if name in tree:
             values[name] = _field_value(tree[name], hints[name], spec, f"{prefix}{name}")
         elif spec.default is MISSING and spec.default_factory is MISSING:
-            raise ConfigError(f"{prefix}{name} is missing")
+            raise ConfigError(f"{prefix}{name} is missing", key=f"{prefix}{name}", code="missing")
     return cls(**values)
 
 
@@ -92,4 +93,4 @@ def check_choice(value: Any, options: Sequence[Any], key: str) -> None:
     """Refuse a value, or an item of a list, that is not among the key's choices."""
     for item in value if isinstance(value, list) else [value]:
         if options and item is not None and item not in options:
-            raise ConfigError(f"{key}={shown(item)}: must be one of {', '.join(map(str, options))}")
+            raise refused(key, item, f"must be one of {', '.join(map(str, options))}", code="choice")

@@ -1,6 +1,6 @@
-"""Which keys a kind of run does not look at: most of those of reinforcement learning in fine-tuning, and `sft.*` in RL.
+"""Which keys a kind of run does not read: most keys of reinforcement learning in fine-tuning, and `sft.*` in RL.
 
-    reason("lora.rank", "sft")                   # fine-tuning reads sft.training.lora_rank in its place
+    reason("lora.rank", "sft")                   # fine-tuning reads sft.training.lora_rank instead
     reason("optimization.adv_estimator", "sft")  # only reinforcement learning reads this
     reason("training.n_rollout", "sft")          # empty: it has an effect
 
@@ -13,9 +13,9 @@ from typing import Any
 from ragen.config import keys
 
 BUDGET = "trainer.total_training_steps"
-OF_STEPS = (BUDGET, "trainer.total_epochs")  # the data decide how many steps fine-tuning has
+OF_STEPS = (BUDGET, "trainer.total_epochs")  # the data decides the number of fine-tuning steps
 ROLLOUT = "actor_rollout_ref.rollout."
-# Beginnings of keys. A model and names are in `sft.*` as well.
+# Prefixes of keys. `sft.*` has a model and names as well.
 NOT_IN_SFT = (
     "model_path",
     "ppo_mini_batch_size",
@@ -52,9 +52,9 @@ NOT_IN_SFT = (
     "trainer.validation_data_dir",
     "output.",
 )
-# Without RL after it: another model than that of `sft.*` is refused, and the validation of the result writes there.
+# In a run of fine-tuning alone a different model is refused, and the result's validation writes there.
 READ_ALONE = ("model_path", "trainer.validation_data_dir")
-# What takes the place of a key in fine-tuning.
+# The key of `sft.training` that fine-tuning reads instead.
 COUNTERPARTS = {
     "actor_rollout_ref.model.path": "base_model",
     "lora.rank": "lora_rank",
@@ -75,7 +75,7 @@ COUNTERPARTS = {
     "trainer.total_epochs": "epochs",
     "trainer.val_before_train": "validate_before_training",
 }
-# Keys of the older dialect, and what follows from them in fine-tuning.
+# v1 keys, and the tree keys that follow from them in fine-tuning.
 FOLLOWERS = {
     "training.total_epochs": (BUDGET,),
     "training.micro_batch_size": ("micro_batch_size_per_gpu",),
@@ -86,14 +86,14 @@ ONLY_SFT = "only fine-tuning reads this, with rl_or_sft=sft or sft_then_rl"
 
 
 def reason(key: str, rl_or_sft: str) -> str:
-    """Why a typed key of either dialect changes nothing in this kind of run; empty where it may."""
+    """Why a typed key, of the tree or v1, changes nothing in this kind of run; empty where it may."""
     if rl_or_sft == "sft":
         return _reason_in_sft(key)
     return keys.no_effect(key) or (ONLY_SFT if rl_or_sft == "rl" and key.startswith("sft.") else "")
 
 
 def without_adapter(key: str, tree: Mapping[str, Any]) -> str:
-    """Why a key that describes an adapter changes nothing in a flat tree: the rank is 0."""
+    """Why a key that describes an adapter changes nothing: the rank is 0. The tree is flat."""
     section, _, name = key.rpartition(".")
     if name not in ("alpha", "lora_alpha", "target_modules"):
         return ""
@@ -103,7 +103,7 @@ def without_adapter(key: str, tree: Mapping[str, Any]) -> str:
 
 
 def of_another_game(key: str, tree: Mapping[str, Any]) -> str:
-    """Why a key of a flat tree that describes boards changes nothing: the run plays others."""
+    """Why a key that describes boards changes nothing: the run plays others. The tree is flat."""
     kind, game = tree["rl_or_sft"], tree["sft.env_type"]
     section, _, rest = key.partition(".")
     name = rest.partition(".")[0]
@@ -121,7 +121,7 @@ def _reason_in_sft(key: str) -> str:
         return keys.no_effect(key)
     counterpart = next((COUNTERPARTS[name] for name in (key, *targets) if name in COUNTERPARTS), None)
     if counterpart:
-        return f"fine-tuning reads sft.training.{counterpart} in its place"
+        return f"fine-tuning reads sft.training.{counterpart} instead"
     return keys.no_effect(key) or ONLY_RL
 
 

@@ -1,12 +1,14 @@
-"""The older dialect: `bash train.sh ENV model.* training.* optimization.* …`, mapped onto the one tree.
+"""The v1 command line, `bash train.sh ENV model.* training.* optimization.* …`, mapped onto the tree.
+
+    translate("training.n_rollout", 8, "sokoban")      # {"es_manager.train.group_size": 8}
 
 An environment name starts from the defaults of `KEYS` and from that environment's v1 board and rules. Without one, only
-the keys that were typed are translated, so both dialects can be mixed in one command. A typed value is checked once,
-under its own name (`Key.checked`). Some values follow from several keys (`derived`): they are worked out once the rest
-of the tree is known and its numbers are within their ranges.
+typed keys are translated, so v1 keys and tree keys mix in one command. A typed value is checked once, under the name
+that was typed (`Key.checked`). Some values follow from several keys (`derived`): they are computed once the rest of the
+tree is known and its numbers are within their ranges.
 
-Where this departs from the first version: KL is added to the loss, never subtracted; only sampled tokens are trained,
-so `state_masking` is always on; the device list follows `system.n_gpus` when none is given.
+Differences from v1: KL is added to the loss, never subtracted; only sampled tokens are trained, so `state_masking` is
+always on; the device list follows `system.n_gpus` when none is given.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -17,7 +19,7 @@ from ragen.coerce import convert
 from ragen.config.schema import Config, Sft
 from ragen.config.tree import check_choice, leaves, schema_fields, value_at
 from ragen.env.registry import catalogue
-from ragen.errors import ConfigError, shown
+from ragen.errors import ConfigError, refused, shown
 
 TRAIN_LEVELS = 10_000  # `train_data_num` null
 VAL_LEVELS = 512  # `val_data_num` null
@@ -25,9 +27,9 @@ VAL_LEVELS = 512  # `val_data_num` null
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the dialect: its type and default, the tree keys that take its value, or why it has no effect.
+    """One v1 key: its type and default, the tree keys that take its value, or why it has no effect.
 
-    A key without targets that has an effect is one that `derived` reads.
+    `derived` reads the keys that have an effect and no targets.
     """
 
     type: Any
@@ -35,7 +37,7 @@ class Key:
     targets: tuple[str, ...] = ()
     value: Callable[[Any], Any] = lambda value: value
     null_is_unset: bool = False
-    minimum: int | None = None  # only where no target has a range of its own
+    minimum: int | None = None  # only where no target has a range
     no_effect: str = ""
 
     def tree_values(self, value: Any) -> dict[str, Any]:
@@ -44,12 +46,12 @@ class Key:
         return {target: self.value(value) for target in self.targets}
 
     def checked(self, value: Any, name: str) -> Any:
-        """A typed value as the type of the key; errors call the key by `name`. The word None means null."""
+        """A typed value, converted to the key's type; errors call the key `name`. The text None means null."""
         if value == "None" and type(None) in get_args(self.type):
             value = None
         converted = convert(value, self.type, name)
         if self.minimum is not None and converted is not None and converted < self.minimum:
-            raise ConfigError(f"{name}={shown(value)}: must be at least {self.minimum}")
+            raise refused(name, value, f"must be at least {self.minimum}", code="range")
         for target in self.targets:
             check_choice(converted, _CHOICES.get(target, ()), name)
         return converted
@@ -74,8 +76,8 @@ ENVIRONMENTS = {
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
-NEVER_WIRED = "the first version declared this key and never used it"
-IN_RUN_FOLDER = "episodes are kept in the run folder"
+NEVER_WIRED = "v1 declared this key and never used it"
+IN_RUN_DIRECTORY = "episodes are kept in the run directory"
 
 
 def _or(number: int) -> Callable[[int | None], int]:
@@ -125,10 +127,10 @@ KEYS = {
     "optimization.adv_estimator": Key(str, "grpo", ("algorithm.adv_estimator",)),
     "optimization.gpu_memory_utilization": Key(float, 0.4, (f"{ROLLOUT}.gpu_memory_utilization",)),
     "logging.mode": Key(list[str], ["wandb"], ("trainer.logger",)),
-    "logging.log_images": Key(bool, True, no_effect=IN_RUN_FOLDER),
-    "logging.log_image_dir": Key(str, "log/trajectory", no_effect=IN_RUN_FOLDER),
-    "logging.log_image_step_size": Key(int, 4, no_effect=IN_RUN_FOLDER),
-    "logging.log_n_image_per_batch": Key(int, 32, no_effect=IN_RUN_FOLDER),
+    "logging.log_images": Key(bool, True, no_effect=IN_RUN_DIRECTORY),
+    "logging.log_image_dir": Key(str, "log/trajectory", no_effect=IN_RUN_DIRECTORY),
+    "logging.log_image_step_size": Key(int, 4, no_effect=IN_RUN_DIRECTORY),
+    "logging.log_n_image_per_batch": Key(int, 32, no_effect=IN_RUN_DIRECTORY),
     "trainer.val_before_train": Key(bool, False, ("trainer.val_before_train",)),
     "trainer.val_only": Key(bool, False, ("trainer.val_only",)),
     "trainer.default_hdfs_dir": Key(str | None, None, ("trainer.default_hdfs_dir",)),
@@ -142,14 +144,14 @@ KEYS = {
 _SFT_DEFAULTS = leaves(Sft())
 KEYS |= {f"sft.{name}": Key(hint, _SFT_DEFAULTS[name], (f"sft.{name}",)) for name, _, hint in schema_fields(Sft)}
 
-# Values that the first version's trainer had besides its own config.
+# Defaults of the v1 trainer that its config did not hold.
 INHERITED = {
     f"{ACTOR}.clip_ratio_low": 0.2,
     f"{ACTOR}.clip_ratio_high": 0.2,
     "agent_proxy.max_actions_per_turn": 1,
 }
 
-OWN_SECTIONS = ("model", "training", "optimization", "logging", "env")  # sections that only this dialect has
+OWN_SECTIONS = ("model", "training", "optimization", "logging", "env")  # sections that the tree does not have
 ENV_KWARGS = "env.env_kwargs."
 
 
@@ -174,7 +176,7 @@ def translate(key: str, value: Any, environment: str | None) -> dict[str, Any]:
     """The tree values that one typed key stands for; empty for a derived key or one without effect."""
     if key == "env.name":
         if value != environment:
-            raise ConfigError(f"env.name={shown(value)}: name the environment as the first word: train.sh {value} …")
+            raise refused(key, value, f"name the environment first: train.sh {shown(value)} …", code="environment-name")
         return {}
     if key.startswith(ENV_KWARGS):
         return {_setting_key(key, environment): value}
@@ -182,7 +184,7 @@ def translate(key: str, value: Any, environment: str | None) -> dict[str, Any]:
 
 
 def default_values(key: str, environment: str | None) -> dict[str, Any]:
-    """The tree values that `~key` goes back to: those of the dialect's default."""
+    """The tree values that `~key` restores: those of the v1 default."""
     if key == "env.name":
         return {}
     if key.startswith(ENV_KWARGS):
@@ -190,14 +192,16 @@ def default_values(key: str, environment: str | None) -> dict[str, Any]:
         settings = catalogue()[ENVIRONMENTS[environment].tag].env_config
         name = key.removeprefix(ENV_KWARGS)
         if name not in settings:
-            raise ConfigError(f"~{key}: {environment} has no default for it; known: {', '.join(settings)}")
+            message = f"~{key}: {environment} has no default for it; known: {', '.join(settings)}"
+            raise ConfigError(message, key=key, code="reset")
         return {target: settings[name]}
     return KEYS[key].tree_values(KEYS[key].default)
 
 
 def _setting_key(key: str, environment: str | None) -> str:
     if environment is None:
-        raise ConfigError(f"{key}: needs an environment as the first word, for example train.sh sokoban")
+        message = f"{key}: needs an environment, named first: train.sh sokoban …"
+        raise ConfigError(message, key=key, code="no-environment")
     return f"custom_envs.{ENVIRONMENTS[environment].tag}.env_config.{key.removeprefix(ENV_KWARGS)}"
 
 
@@ -206,7 +210,7 @@ def _setting_key(key: str, environment: str | None) -> str:
 
 @dataclass(frozen=True)
 class Derived:
-    """A value that follows from others, why, and the dialect's keys that it stems from."""
+    """A value that follows from others, why, and the v1 keys it comes from."""
 
     value: Any
     why: str
@@ -215,7 +219,7 @@ class Derived:
 
 @dataclass(frozen=True)
 class Known:
-    """What `derived` works on: the dialect's keys that were typed, the tree as it stands, and who set what in it."""
+    """What `derived` works on: the v1 keys that were typed, the tree so far, and which of its keys were typed."""
 
     environment: str | None
     typed: Mapping[str, Any]
@@ -223,7 +227,7 @@ class Known:
     assigned: Collection[str]  # tree keys that were typed
 
     def wants(self, target: str, *sources: str) -> bool:
-        """With an environment name the dialect's defaults take part, where nothing else was typed."""
+        """Whether to derive the target: with an environment name also from v1 defaults, if it was not typed."""
         return self.types(*sources) or (self.environment is not None and target not in self.assigned)
 
     def types(self, *keys: str) -> bool:
@@ -245,9 +249,9 @@ def _micro_batch(known: Known) -> dict[str, Derived]:
         return {}
     micro, num_gpus = known.v1(source), known.config.trainer.n_gpus_per_node
     if micro < num_gpus:
-        raise ConfigError(f"{source}={micro}: must be at least the number of GPUs, {num_gpus}")
+        raise refused(source, micro, f"must be at least the number of GPUs, {num_gpus}", code="micro-batch")
     if micro % num_gpus:
-        raise ConfigError(f"{source}={micro}: is a total and must divide evenly among the {num_gpus} GPUs")
+        raise refused(source, micro, f"is a total and must divide evenly among {num_gpus} GPUs", code="micro-batch")
     return {target: Derived(micro // num_gpus, f"{source} / {num_gpus} GPUs", (source,))}
 
 
@@ -271,13 +275,14 @@ def _steps(known: Known) -> dict[str, Derived]:
     levels = known.config.data.train_data_num or TRAIN_LEVELS
     groups, epochs = known.config.es_manager.train.env_groups, known.v1(source)
     if levels < groups:
-        raise ConfigError(f"{levels} training levels are fewer than the {groups} groups of one step")
+        why = f"is less than the {groups} groups of one step; ask for at least {groups}"
+        raise refused("training.train_data_num", levels, why, code="too-few-levels")
     why = f"{levels} levels / {groups} groups x {epochs} epochs"
     return {target: Derived(levels // groups * epochs, why, (source,))}
 
 
 def _kl_in_reward(known: Known) -> dict[str, Derived]:
-    """The first version moves KL from the loss into the reward; a coefficient of 0 still means none at all."""
+    """v1 moves KL from the loss into the reward; a coefficient of 0 still means no KL."""
     source, in_force = "training.use_kl_loss", "algorithm.kl_ctrl.kl_coef"
     if known.typed.get(source) is not False:
         return {}

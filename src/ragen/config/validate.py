@@ -1,207 +1,111 @@
-"""What cannot work, said before anything is loaded. Types, names and choices are already right here.
+"""Refuse what cannot work before anything is loaded. Types, names and choices are already right here.
 
-Each check is a generator of problems; a problem names the keys, their values and a way out. `validate` raises all of
-them as one `ConfigError`, and returns notes on what is allowed and probably not meant. Combinations are looked at only
-once every number is within its range. `name` turns a key of the tree into the one that the user typed.
+    notes = validate(config)        # ConfigError lists every problem; notes are allowed, but probably not intended
+
+Ranges come from the schema. Rules over several keys are generators of problems: each names the keys, their values and a
+way out. They run only once every value is within its range. `name` turns a key of the tree into the one that was typed.
 """
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ragen.algo.filter import VALUES
-from ragen.config import derive, devices, model_name
+from ragen.config import derive, devices, keys, model_name
+from ragen.config.ranges import within
 from ragen.config.schema import Config
 from ragen.config.tree import value_at
 from ragen.env.base import Tag
 from ragen.env.registry import make
-from ragen.errors import did_you_mean, nearest_of, one_error, shown
+from ragen.errors import ConfigError, did_you_mean, nearest_of, one_error, refused, shown
 
 ALL_LINEAR = "all-linear"
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of Llama and Qwen2
-Problems = Iterator[str]
-Name = Callable[[str], str]
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+Problems = Iterator[ConfigError]
 
 
-def validate(config: Config, name: Name = str) -> list[str]:
-    check_numbers(config, name)
-    checks = [environments, groups, lengths, agent, device_list, engine, models, adapters, folders, resume, rows]
+@dataclass(frozen=True)
+class Subject:
+    """A config under check, and what the user calls its keys."""
+
+    config: Config
+    name: Callable[[str], str]
+
+    def __getitem__(self, key: str) -> Any:
+        return value_at(self.config, key)
+
+    def shown(self, key: str) -> str:
+        """`key=value` as the user would type it."""
+        return f"{self.name(key)}={shown(self[key])}"
+
+    def refuse(self, code: str, key: str, why: str) -> ConfigError:
+        return ConfigError(f"{self.shown(key)}: {why}", key=self.name(key), code=code)
+
+
+def validate(config: Config, name: Callable[[str], str] = str) -> list[str]:
+    """Raise for what cannot work; return notes on what is probably not intended."""
+    check_ranges(config, name)
+    checks = [environments, groups, lengths, agent, device_list, adapters, directories, resume]
     reinforces, fine_tunes = config.rl_or_sft != "sft", config.rl_or_sft != "rl"
-    checks += [rollout_filter, estimator, rewards, batches, checkpoints, analysis] if reinforces else []
+    checks += [rollout_filter, estimator, rewards, batches, analysis] if reinforces else []
     checks += [fine_tuning] if fine_tunes else []
-    _raise(problem for check in checks for problem in check(config, name))
+    _raise(problem for check in checks for problem in check(Subject(config, name)))
     return list(notes(config)) if reinforces else []
 
 
-def check_numbers(config: Config, name: Name = str) -> None:
-    """Only the ranges: what is computed from a config that passes neither divides by zero nor runs away."""
-    _raise(numbers(config, name))
+def check_ranges(config: Config, name: Callable[[str], str] = str) -> None:
+    """Check each value alone: with a config that passes, derived numbers neither divide by zero nor explode."""
+    _raise(_out_of_range(Subject(config, name)))
 
 
-def _raise(problems: Problems) -> None:
-    found = list(dict.fromkeys(problems))  # keys that follow one another have one problem between them
+def _raise(problems: Iterable[ConfigError]) -> None:
+    found = list(problems)
     if found:
         raise one_error(found)
 
 
-# --- one value at a time ------------------------------------------------------------------------------------------
-
-AT_LEAST_ONE = (
-    "ppo_mini_batch_size",
-    "micro_batch_size_per_gpu",
-    "log_prob_micro_batch_size_per_gpu",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-    "actor_rollout_ref.actor.ppo_epochs",
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
-    "actor_rollout_ref.rollout.max_model_len",
-    "actor_rollout_ref.rollout.response_length",
-    "actor_rollout_ref.rollout.gradient_analysis_num_buckets",
-    "critic.ppo_mini_batch_size",
-    "critic.ppo_micro_batch_size_per_gpu",
-    "agent_proxy.max_turn",
-    "agent_proxy.max_actions_per_turn",
-    "es_manager.train.env_groups",
-    "es_manager.train.group_size",
-    "es_manager.val.env_groups",
-    "es_manager.val.group_size",
-    "trainer.total_training_steps",
-    "trainer.n_gpus_per_node",
-    "trainer.nnodes",
-    "trainer.validation_steps",
-    "trainer.gradient_analysis_every",
-    "trainer.gradient_analysis_env_groups",
-    "trainer.gradient_analysis_group_size",
-    "data.train_batch_size",
-    "data.val_batch_size",
-    "data.train_data_num",
-    "sft.data_generation.train_size",
-    "sft.data_generation.test_size",
-    "sft.training.epochs",
-    "sft.training.micro_batch_size",
-    "sft.training.train_batch_size",
-    "sft.training.max_length",
-    "sft.training.num_gpus",
-    "sft.data_generation.bfs_max_depths",
-    "sft.data_generation.num_processes",
-    "sft.sokoban.max_steps",
-    "algorithm.kl_ctrl.horizon",
-    "collapse_detection.micro_batch_size",
-    "trainer.max_actor_ckpt_to_keep",
-    "trainer.max_critic_ckpt_to_keep",
-)
-NOT_NEGATIVE = (
-    "lora.rank",
-    "actor_rollout_ref.actor.entropy_coeff",
-    "actor_rollout_ref.actor.kl_loss_coef",
-    "actor_rollout_ref.actor.clip_ratio_high",
-    "actor_rollout_ref.actor.optim.lr",
-    "actor_rollout_ref.actor.optim.weight_decay",
-    "actor_rollout_ref.rollout.val_kwargs.temperature",
-    "actor_rollout_ref.rollout.rollout_filter_selection_eps",
-    "critic.optim.lr",
-    "critic.cliprange_value",
-    "algorithm.kl_ctrl.kl_coef",
-    "seed.train",
-    "seed.val",
-    "trainer.critic_warmup",
-    "sft.training.learning_rate",
-    "sft.training.lora_rank",
-    "sft.data_generation.seed",
-    "actor_rollout_ref.model.lora_rank",
-    "critic.model.lora_rank",
-    "collapse_detection.std_eps",
-)
-NOT_POSITIVE = ("es_manager.format_penalty",)
-POSITIVE = (
-    "actor_rollout_ref.actor.grad_clip",
-    "actor_rollout_ref.rollout.temperature",
-    "critic.grad_clip",
-    "algorithm.kl_ctrl.target_kl",
-)
-FRACTIONS = (
-    "actor_rollout_ref.actor.clip_ratio_low",
-    "algorithm.gamma",
-    "algorithm.lam",
-    "algorithm.high_level_gamma",
-    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio",
-    "actor_rollout_ref.actor.optim.min_lr_ratio",
-    "critic.optim.lr_warmup_steps_ratio",
-    "critic.optim.min_lr_ratio",
-    "collapse_detection.ema_decay",
-)
-SHARES = ("actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.val_kwargs.top_p")
-
-NOT_EMPTY = (
-    "model_path",
-    "actor_rollout_ref.model.path",
-    "critic.model.path",
-    "trainer.project_name",
-    "trainer.experiment_name",
-    "trainer.default_local_dir",
-    "sft.output_dir",
-    "sft.data_generation.data_dir",
-    "sft.training.base_model",
-)
-MAX_GPUS = 1024
-
-RANGES = (
-    (AT_LEAST_ONE, lambda value: value >= 1, "must be at least 1"),
-    (NOT_NEGATIVE, lambda value: value >= 0, "must not be negative"),
-    (NOT_POSITIVE, lambda value: value <= 0, "is a penalty and must not be above 0"),
-    (NOT_EMPTY, lambda value: value.strip() != "", "must not be empty"),
-    (("trainer.n_gpus_per_node", "trainer.nnodes"), lambda value: value <= MAX_GPUS, f"is more than {MAX_GPUS}"),
-    (POSITIVE, lambda value: value > 0, "must be above 0"),
-    (("actor_rollout_ref.actor.clip_ratio_c",), lambda value: value > 1, "must be above 1"),
-    (FRACTIONS, lambda value: 0 <= value <= 1, "must lie between 0 and 1"),
-    (SHARES, lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
-)
-
-
-def numbers(config: Config, name: Name) -> Problems:
-    for keys, holds, rule in RANGES:
-        for key in keys:
-            value = value_at(config, key)
-            if value is not None and not holds(value):
-                yield f"{name(key)}={value}: {rule}"
-    samples = config.collapse_detection.num_samples
-    if samples != "all" and (isinstance(samples, str) or samples < 1):
-        yield f"collapse_detection.num_samples={samples}: a number of at least 1, or all"
-    for key in ("actor_rollout_ref.actor.optim.betas", "critic.optim.betas"):
-        betas = value_at(config, key)
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            yield f"{name(key)}={betas}: takes two numbers from 0 up to (not including) 1"
-    for tag_name, tag in config.custom_envs.items():
+def _out_of_range(tree: Subject) -> Problems:
+    for key, (spec, _) in keys.FIELDS.items():
+        allowed = spec.metadata.get("range")
+        if allowed is not None and tree[key] is not None and not allowed.holds(tree[key]):
+            yield tree.refuse("range", key, allowed.text)
+    for tag_name, tag in tree.config.custom_envs.items():
         for field in ("max_actions_per_traj", "max_tokens"):
-            value = getattr(tag, field)
-            if value is not None and value < 1:
-                yield f"custom_envs.{tag_name}.{field}={value}: must be at least 1"
+            value, positive = getattr(tag, field), within(at_least=1)
+            if value is not None and not positive.holds(value):
+                yield refused(f"custom_envs.{tag_name}.{field}", value, positive.text, code="range")
 
 
-# --- combinations -------------------------------------------------------------------------------------------------
+# --- environments and levels --------------------------------------------------------------------------------------
 
 
-def environments(config: Config, name: Name) -> Problems:
-    """Every tag in the catalogue must describe an environment that can be made, and the used ones must have levels."""
+def environments(tree: Subject) -> Problems:
+    """Every tag of the catalogue describes an environment that can be made, and those in use have levels."""
+    config = tree.config
     for tag_name, tag in config.custom_envs.items():
+        where = f"custom_envs.{tag_name}"
         if not tag.env_type:
-            others = [other for other in config.custom_envs if other != tag_name]
-            near, where = did_you_mean(tag_name, others), f"custom_envs.{tag_name}"
-            yield f"{where}: there is no tag {tag_name}{near or '.'} A new one needs {where}.env_type=…"
+            near = did_you_mean(tag_name, [other for other in config.custom_envs if other != tag_name])
+            message = f"{where}: there is no tag {tag_name}{near or '.'} A new one needs {where}.env_type=…"
+            yield ConfigError(message, key=where, code="unknown-tag")
             continue
         splits = [split for split in ("train", "val") if tag_name in _envs(config, split).env_configs.tags]
         try:
             _try_levels(tag, [(getattr(config.seed, split), split) for split in splits])
         except ValueError as error:
-            yield _setting_named(str(error), f"custom_envs.{tag_name}", name)
+            yield _environment_problem(str(error), where, tree)
 
 
-def _setting_named(problem: str, where: str, name: Name) -> str:
-    """A problem with one setting, `env_config.size=0: …`, under the key that the user knows it by."""
+def _environment_problem(problem: str, where: str, tree: Subject) -> ConfigError:
+    """A problem with one setting, `env_config.size=0: …`, is reported under the key that the user typed."""
     setting = re.match(r"env_config\.\w+", problem)
-    return f"{name(f'{where}.{setting[0]}')}{problem[setting.end() :]}" if setting else f"{where}: {problem}"
+    key = tree.name(f"{where}.{setting[0]}") if setting else where
+    rest = problem[setting.end() :] if setting else f": {problem}"
+    return ConfigError(f"{key}{rest}", key=key, code="environment")
 
 
 def _try_levels(tag: Tag, levels: list[tuple[int, str]]) -> None:
@@ -214,53 +118,47 @@ def _envs(config: Config, split: str):
     return getattr(config.es_manager, split)
 
 
-def groups(config: Config, name: Name) -> Problems:
+def groups(tree: Subject) -> Problems:
     for split in ("train", "val"):
-        envs, where = _envs(config, split), f"es_manager.{split}"
-        tags, sizes, total = envs.env_configs.tags, envs.env_configs.n_groups, name(f"{where}.env_groups")
-        for tag in tags:
-            if tag not in config.custom_envs:
-                yield f"{where}.env_configs.tags: unknown tag {tag}{nearest_of(tag, config.custom_envs)}"
-        if not tags:
-            yield f"{where}.env_configs.tags is empty: name at least one tag"
-        elif len(set(tags)) < len(tags):
-            yield f"{where}.env_configs.tags={tags}: a tag is listed twice; give it one larger entry in n_groups"
-        elif len(tags) != len(sizes):
-            yield f"{where}.env_configs: {len(tags)} tags {tags} but {len(sizes)} n_groups {sizes}: one for each tag"
-        elif min(sizes) < 1:
-            yield f"{where}.env_configs.n_groups={sizes}: each must be at least 1"
-        elif sum(sizes) != envs.env_groups:
-            yield (
-                f"{where}.env_configs.n_groups={sizes} sums to {sum(sizes)}, but {total} is {envs.env_groups}: "
-                f"set {total}={sum(sizes)} or change n_groups"
-            )
+        envs, where = _envs(tree.config, split), f"es_manager.{split}"
+        tags, sizes = f"{where}.env_configs.tags", f"{where}.env_configs.n_groups"
+        listed, counts, total = envs.env_configs.tags, envs.env_configs.n_groups, tree.name(f"{where}.env_groups")
+        for tag in listed:
+            if tag not in tree.config.custom_envs:
+                message = f"{tags}: unknown tag {tag}{nearest_of(tag, tree.config.custom_envs)}"
+                yield ConfigError(message, key=tags, code="unknown-tag")
+        if not listed:
+            yield ConfigError(f"{tags} is empty: name at least one tag", key=tags, code="no-tag")
+        elif len(set(listed)) < len(listed):
+            yield tree.refuse("repeated-tag", tags, "a tag is listed twice; give it one larger entry in n_groups")
+        elif len(listed) != len(counts):
+            why = f"there are {len(counts)} n_groups for {len(listed)} tags {listed}; give one for each tag"
+            yield tree.refuse("group-counts", sizes, why)
+        elif min(counts) < 1:
+            yield tree.refuse("range", sizes, "each must be at least 1")
+        elif sum(counts) != envs.env_groups:
+            why = f"the sum is {sum(counts)}, but {total} is {envs.env_groups}; set {total}={sum(counts)}"
+            yield tree.refuse("group-counts", sizes, f"{why} or change n_groups")
 
 
-def lengths(config: Config, name: Name) -> Problems:
-    reply, limit = "actor_rollout_ref.rollout.response_length", "actor_rollout_ref.rollout.max_model_len"
-    if value_at(config, reply) >= value_at(config, limit):
-        yield (
-            f"{name(reply)}={value_at(config, reply)} leaves no room for a prompt in "
-            f"{name(limit)}={value_at(config, limit)}"
-        )
+def lengths(tree: Subject) -> Problems:
+    reply, limit = f"{ROLLOUT}.response_length", f"{ROLLOUT}.max_model_len"
+    if tree[reply] >= tree[limit]:
+        yield tree.refuse("no-room", reply, f"leaves no room for a prompt in {tree.shown(limit)}; make it smaller")
 
 
-def agent(config: Config, name: Name) -> Problems:
+def agent(tree: Subject) -> Problems:
     try:
-        derive.rules(config)
+        derive.rules(tree.config)
     except ValueError as error:
-        yield f"agent_proxy.{error}"
+        key = f"agent_proxy.{str(error).partition('=')[0]}"
+        yield ConfigError(f"agent_proxy.{error}", key=key, code="agent")
 
 
-def models(config: Config, name: Name) -> Problems:
-    """A model is named by its own folder, and not by one that holds others beside it."""
-    for key in derive.MODELS if config.rl_or_sft == "rl" else ("sft.training.base_model",):  # the others follow it
-        inside = model_name.model_inside(value_at(config, key))
-        if inside is not None:
-            yield f"{name(key)}={value_at(config, key)}: this folder is no model, but holds one: name {inside}"
+# --- models, devices, directories ---------------------------------------------------------------------------------
 
 
-def adapters(config: Config, name: Name) -> Problems:
+def adapters(tree: Subject) -> Problems:
     """An adapter scaled by 0, or on no layer, never learns anything."""
     for model, where in (
         ("actor_rollout_ref.model.path", "actor_rollout_ref.model"),
@@ -268,28 +166,24 @@ def adapters(config: Config, name: Name) -> Problems:
         ("sft.training.base_model", "sft.training"),
     ):
         rank, alpha, targets = (f"{where}.{part}" for part in ("lora_rank", "lora_alpha", "target_modules"))
-        if value_at(config, rank) == 0:
+        if tree[rank] == 0:
             continue
-        if value_at(config, alpha) < 1:
-            yield (
-                f"{name(alpha)}={value_at(config, alpha)}: must be at least 1 with {name(rank)}="
-                f"{value_at(config, rank)}"
-            )
-        wanted = value_at(config, targets)
-        problem = _target_problem(wanted, model_name.is_decoder(value_at(config, model)))
+        if tree[alpha] < 1:
+            yield tree.refuse("adapter-scale", alpha, f"must be at least 1 with {tree.shown(rank)}")
+        problem = _target_problem(tree[targets], model_name.is_decoder(tree[model]))
         if problem:
-            yield f"{name(targets)}={shown(wanted)}: {problem}"
+            yield tree.refuse("adapter-layers", targets, problem)
 
 
 def _target_problem(wanted: str | list[str], is_decoder: bool) -> str:
-    """What is wrong with the layers that get adapters, as far as it shows before the model is loaded.
+    """What is wrong with the layers that get adapters, as far as it is known before the model is loaded.
 
-    Text with other characters than names have is a regular expression.
+    Text with characters that names do not have is a regular expression.
     """
     parts = wanted.split(",") if isinstance(wanted, str) else wanted
     names = [part.strip() for part in parts if part.strip()]
     if not names:
-        return f"names no layer; {ALL_LINEAR} stands for all of them, or name some: [{','.join(LINEAR[:2])}]"
+        return f"names no layer; {ALL_LINEAR} means all of them, or name some: [{','.join(LINEAR[:2])}]"
     if isinstance(wanted, str) and not re.fullmatch(r"[\w.,\s-]*", wanted):
         return ""
     for part in names:
@@ -300,109 +194,84 @@ def _target_problem(wanted: str | list[str], is_decoder: bool) -> str:
     return ""
 
 
-def folders(config: Config, name: Name) -> Problems:
+def device_list(tree: Subject) -> Problems:
+    listed, num_gpus = tree[devices.KEY], tree.config.trainer.n_gpus_per_node
+    if listed and devices.count(listed) != num_gpus:
+        why = f"lists {devices.count(listed)}, but {tree.name('trainer.n_gpus_per_node')} is {num_gpus}"
+        yield tree.refuse("device-count", devices.KEY, f"{why}: make them agree")
+
+
+def directories(tree: Subject) -> Problems:
     """Nothing that a run writes to is a file, or lies below one."""
-    keys = ["trainer.validation_data_dir"]
-    keys += ["trainer.default_local_dir", "trainer.rollout_data_dir"] if config.rl_or_sft != "sft" else []
-    keys += ["sft.output_dir", "sft.data_generation.data_dir"] if config.rl_or_sft != "rl" else []
-    problems: dict[Path, str] = {}
-    for key in keys:
-        value = value_at(config, key) or ""
-        path = Path(config.sft.output_dir if key == "sft.data_generation.data_dir" else "", value)
-        there = next((place for place in (path, *path.parents) if os.path.lexists(place)), Path())
-        if not os.path.isdir(there):
-            problems.setdefault(there, f"{name(key)}={value}: {there} is no folder, so nothing can be written there")
+    kind, data = tree.config.rl_or_sft, "sft.data_generation.data_dir"
+    written = ["trainer.validation_data_dir"]
+    written += ["trainer.default_local_dir", "trainer.rollout_data_dir"] if kind != "sft" else []
+    written += ["sft.output_dir", data] if kind != "rl" else []
+    problems: dict[Path, ConfigError] = {}
+    for key in written:
+        path = Path(tree.config.sft.output_dir if key == data else "", tree[key] or "")
+        existing = next((parent for parent in (path, *path.parents) if os.path.lexists(parent)), Path())
+        if not os.path.isdir(existing):
+            why = f"{existing} is not a directory, so nothing can be written there"
+            problems.setdefault(existing, tree.refuse("not-a-directory", key, why))
     yield from problems.values()
 
 
-def rows(config: Config, name: Name) -> Problems:
-    prefix = config.sft.data_generation.prefix
-    if prefix != "message":
-        yield (
-            f"sft.data_generation.prefix={prefix}: rows are chat messages, which the template of the model puts into "
-            f"its own form; use message"
-        )
+def resume(tree: Subject) -> Problems:
+    if tree.config.trainer.resume_mode == "resume_path" and not tree.config.trainer.resume_from_path:
+        yield tree.refuse("resume-path", "trainer.resume_mode", "needs trainer.resume_from_path=…/global_step_<N>")
 
 
-def fine_tuning(config: Config, name: Name) -> Problems:
-    tags, training = config.es_manager.val.env_configs.tags, config.sft.training
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+def fine_tuning(tree: Subject) -> Problems:
+    config, micro = tree.config, "sft.training.micro_batch_size"
+    tags, num_gpus = config.es_manager.val.env_configs.tags, config.sft.training.num_gpus
     if tags and tags[0] in config.custom_envs:
         try:
             _try_levels(derive.sft_tag(config)[1], [(config.sft.data_generation.seed, "sft")])
         except ValueError as error:
-            setting = re.sub(r"^env_config\.", "", str(error))
-            yield f"sft.{config.sft.env_type}: {setting}"
-    micro, num_gpus = training.micro_batch_size, training.num_gpus
-    if micro % num_gpus:
-        yield (
-            f"sft.training.micro_batch_size={micro}: is a total and must divide evenly among the "
-            f"sft.training.num_gpus={num_gpus} GPUs"
-        )
+            key, problem = f"sft.{config.sft.env_type}", re.sub(r"^env_config\.", "", str(error))
+            yield ConfigError(f"{key}: {problem}", key=key, code="environment")
+    if tree[micro] % num_gpus:
+        why = f"is a total and must divide evenly among {tree.shown('sft.training.num_gpus')} GPUs"
+        yield tree.refuse("micro-batch", micro, why)
 
 
-def analysis(config: Config, name: Name) -> Problems:
-    if config.trainer.gradient_analysis_only and not config.trainer.gradient_analysis_mode:
-        yield "trainer.gradient_analysis_only=True would do nothing: set trainer.gradient_analysis_mode=True as well"
-    _, size = derive.analysis_shape(config)
-    if config.trainer.gradient_analysis_mode and size == 1 and _drops_groups_of_one(config):
-        yield (
-            f"trainer.gradient_analysis_group_size={size}: rollout_filter_metric="
-            f"{config.actor_rollout_ref.rollout.rollout_filter_metric} is 0 in groups of one, and "
-            f"rollout_filter_include_zero=False drops these: nothing would be left to analyse; raise it"
-        )
+def analysis(tree: Subject) -> Problems:
+    mode, only, size = (f"trainer.gradient_analysis_{part}" for part in ("mode", "only", "group_size"))
+    if tree[only] and not tree[mode]:
+        yield tree.refuse("analysis-mode", only, f"would do nothing: set {mode}=True as well")
+    if tree[mode] and derive.analysis_shape(tree.config)[1] == 1 and _drops_groups_of_one(tree.config):
+        message = f"{size}=1: {_zero_in_groups_of_one(tree)}: nothing would be left to analyse; raise it"
+        yield ConfigError(message, key=size, code="groups-of-one")
 
 
-def batches(config: Config, name: Name) -> Problems:
+def batches(tree: Subject) -> Problems:
+    config, batch = tree.config, "data.train_batch_size"
     samples, episodes = derive.samples_per_step(config), derive.episodes_per_step(config)
-    train = config.es_manager.train
-    if config.data.train_batch_size not in (None, episodes):
-        yield (
-            f"data.train_batch_size={config.data.train_batch_size}: it is env_groups x group_size = "
-            f"{train.env_groups} x {train.group_size} = {episodes}; leave it null"
-        )
-    sizes = {"actor_rollout_ref.actor.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size}
-    if derive.critic_model(config).needed:
-        sizes["critic.ppo_mini_batch_size"] = config.critic.ppo_mini_batch_size
-    for key, size in sizes.items():
-        if size > samples:
-            yield (
-                f"{name(key)}={size} is larger than the batch: {train.env_groups} groups x {train.group_size}"
-                f"{derive.turns_text(config)} = {samples}; set it to {samples} or less, or collect more episodes"
-            )
+    shape = config.es_manager.train
+    if tree[batch] not in (None, episodes):
+        product = f"{shape.env_groups} x {shape.group_size} = {episodes}"
+        yield tree.refuse("train-batch", batch, f"it is env_groups x group_size = {product}; leave it null")
+    for where in (ACTOR, *(["critic"] if derive.critic_model(config).needed else [])):
+        key = f"{where}.ppo_mini_batch_size"
+        if tree[key] > samples:
+            product = f"{shape.env_groups} groups x {shape.group_size}{derive.turns_text(config)} = {samples}"
+            why = f"is larger than the batch: {product}; set it to {samples} or less, or collect more episodes"
+            yield tree.refuse("mini-batch", key, why)
 
 
-def device_list(config: Config, name: Name) -> Problems:
-    listed, num_gpus = config.system.CUDA_VISIBLE_DEVICES, config.trainer.n_gpus_per_node
-    if listed and devices.count(listed) != num_gpus:
-        yield (
-            f"{name(devices.KEY)}={listed} lists {devices.count(listed)}, but {name('trainer.n_gpus_per_node')} is "
-            f"{num_gpus}: make them agree"
-        )
-
-
-def engine(config: Config, name: Name) -> Problems:
-    if config.actor_rollout_ref.rollout.name == "vllm":
-        yield "actor_rollout_ref.rollout.name=vllm: this version has the native engine only; use native"
-    mode = config.agent_proxy.batch_adjust_mode
-    if mode != "none":
-        yield (
-            f"agent_proxy.batch_adjust_mode={mode}: duplicating or dropping random episodes distorts group statistics, "
-            f"and nothing here needs sizes that divide; use none"
-        )
-
-
-def rollout_filter(config: Config, name: Name) -> Problems:
-    rollout, where = config.actor_rollout_ref.rollout, "actor_rollout_ref.rollout.rollout_filter_value"
-    value, strategy = rollout.rollout_filter_value, rollout.rollout_filter_strategy
+def rollout_filter(tree: Subject) -> Problems:
+    value, size = f"{ROLLOUT}.rollout_filter_value", "es_manager.train.group_size"
+    strategy = tree[f"{ROLLOUT}.rollout_filter_strategy"]
     fits, takes = VALUES[strategy]
-    if not fits(value):
-        yield f"{where}={value:g}: {strategy} {takes}"
-    if config.es_manager.train.group_size == 1 and _drops_groups_of_one(config):
-        yield (
-            f"rollout_filter_metric={rollout.rollout_filter_metric} is 0 in groups of one, and "
-            f"rollout_filter_include_zero=False drops these: nothing would be left; raise es_manager.train.group_size "
-            f"or set include_zero=True"
-        )
+    if not fits(tree[value]):
+        yield tree.refuse("filter-value", value, f"{strategy} {takes}")
+    if tree[size] == 1 and _drops_groups_of_one(tree.config):
+        why = f"{_zero_in_groups_of_one(tree)}: nothing would be left; raise it, or set include_zero=True"
+        yield tree.refuse("groups-of-one", size, why)
 
 
 def _drops_groups_of_one(config: Config) -> bool:
@@ -411,63 +280,52 @@ def _drops_groups_of_one(config: Config) -> bool:
     return spread and not rollout.rollout_filter_include_zero
 
 
-def estimator(config: Config, name: Name) -> Problems:
-    algorithm = config.algorithm
-    if algorithm.bi_level_gae and algorithm.adv_estimator != "gae":
-        yield f"algorithm.bi_level_gae=True needs algorithm.adv_estimator=gae, not {algorithm.adv_estimator}"
-    if algorithm.bi_level_gae and not config.agent_proxy.use_turn_scores:
-        yield "algorithm.bi_level_gae=True needs the reward of each turn: set agent_proxy.use_turn_scores=True"
-    for key in ("algorithm.soft_advantage_reweight", "grpo_advantage_length_weight"):
-        if value_at(config, key) and algorithm.adv_estimator != "grpo":
-            yield f"{name(key)}=True needs algorithm.adv_estimator=grpo, not {algorithm.adv_estimator}"
+def _zero_in_groups_of_one(tree: Subject) -> str:
+    metric = tree[f"{ROLLOUT}.rollout_filter_metric"]
+    return f"{metric} is 0 in groups of one, and rollout_filter_include_zero=False drops these"
 
 
-def rewards(config: Config, name: Name) -> Problems:
-    """What scores are made of."""
-    proxy, algorithm = config.agent_proxy, config.algorithm
-    method = proxy.reward_normalization.method
-    if proxy.use_turn_scores and method != "identity":
-        yield (
-            f"agent_proxy.reward_normalization.method={method} compares whole episodes, and "
-            f"agent_proxy.use_turn_scores=True scores turns: choose one of them"
-        )
-    kind = algorithm.kl_penalty
-    if algorithm.use_kl_in_reward and algorithm.kl_ctrl.kl_coef != 0 and kind.removesuffix("+") == "full":
-        yield (
-            f"algorithm.kl_penalty={kind}: the reward of a token is about that token, and full is about all others "
-            f"too; choose another one, or take it into the loss with actor_rollout_ref.actor.kl_loss_type=full"
+def estimator(tree: Subject) -> Problems:
+    chosen, bi_level = tree["algorithm.adv_estimator"], "algorithm.bi_level_gae"
+    for key, needed in (
+        (bi_level, "gae"),
+        ("algorithm.soft_advantage_reweight", "grpo"),
+        ("grpo_advantage_length_weight", "grpo"),
+    ):
+        if tree[key] and chosen != needed:
+            yield tree.refuse("estimator", key, f"needs algorithm.adv_estimator={needed}, not {chosen}")
+    if tree[bi_level] and not tree["agent_proxy.use_turn_scores"]:
+        yield tree.refuse(
+            "turn-scores", bi_level, "needs the reward of each turn: set agent_proxy.use_turn_scores=True"
         )
 
 
-def checkpoints(config: Config, name: Name) -> Problems:
-    for key in ("actor_rollout_ref.actor.checkpoint.save_contents", "critic.checkpoint.save_contents"):
-        contents = value_at(config, key)
-        if "model" not in contents:
-            yield f"{name(key)}={contents}: must hold model; to save nothing at all, set trainer.save_freq=-1"
+def rewards(tree: Subject) -> Problems:
+    method, penalty = "agent_proxy.reward_normalization.method", "algorithm.kl_penalty"
+    if tree["agent_proxy.use_turn_scores"] and tree[method] != "identity":
+        why = "compares whole episodes, and agent_proxy.use_turn_scores=True scores turns: choose one of them"
+        yield tree.refuse("turn-scores", method, why)
+    algorithm = tree.config.algorithm
+    has_kl = algorithm.use_kl_in_reward and algorithm.kl_ctrl.kl_coef != 0
+    if has_kl and tree[penalty].removesuffix("+") == "full":
+        why = "a reward is about the sampled token, and full is about the whole vocabulary"
+        way_out = f"choose another one, or use it in the loss with {ACTOR}.kl_loss_type=full"
+        yield tree.refuse("full-kl", penalty, f"{why}; {way_out}")
 
 
-def resume(config: Config, name: Name) -> Problems:
-    trainer = config.trainer
-    if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
-        yield "trainer.resume_mode=resume_path needs trainer.resume_from_path=…/global_step_<N>"
-    if trainer.resume_from_path and not re.search(r"(^|/)global_step_\d+/*$", trainer.resume_from_path):
-        yield f"trainer.resume_from_path={trainer.resume_from_path}: must name a folder global_step_<N>"
-
-
-# --- allowed, but probably not meant ------------------------------------------------------------------------------
+# --- allowed, but probably not intended ---------------------------------------------------------------------------
 
 
 def notes(config: Config) -> Iterator[str]:
-    rollout = config.actor_rollout_ref.rollout
+    rollout, actor, trainer = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor, config.trainer
     if rollout.top_p < 1 or rollout.top_k > 0:
         yield "top_p < 1 or top_k > 0 in training: the policy that acts is not the one whose log-probs are trained"
-    actor = config.actor_rollout_ref.actor
     if actor.kl_loss_coef > 0 and not actor.use_kl_loss:
         yield f"kl_loss_coef={actor.kl_loss_coef:g} has no effect while use_kl_loss is False"
-    groups, value = config.es_manager.train.env_groups, rollout.rollout_filter_value
-    if rollout.rollout_filter_strategy == "top_k_abs" and value > groups:
-        yield f"top_k_abs keeps {value:g} groups, and there are only {groups}: nothing is filtered"
-    if config.trainer.exit_after_gradient_analysis and not config.trainer.gradient_analysis_mode:
+    num_groups, value = config.es_manager.train.env_groups, rollout.rollout_filter_value
+    if rollout.rollout_filter_strategy == "top_k_abs" and value > num_groups:
+        yield f"top_k_abs keeps {value:g} groups, and there are only {num_groups}: nothing is filtered"
+    if trainer.exit_after_gradient_analysis and not trainer.gradient_analysis_mode:
         yield "exit_after_gradient_analysis has no effect while gradient_analysis_mode is False"
     if config.algorithm.adv_estimator in ("grpo", "rloo") and config.es_manager.train.group_size == 1:
         yield f"{config.algorithm.adv_estimator} compares the members of a group, and group_size is 1"

@@ -254,5 +254,5 @@ def _check_fresh_process(env: Environment, seeds: Sequence[int], splits: Sequenc
         _require(
             run.stdout.strip() == expected,
             f"levels {list(seeds)} of {list(splits)} differ in a fresh process: do not build on hash(), "
-            "set order, the clock or a global random state; use ragen.counter",
+            "set order, the clock or a global random state; use ragen.prng",
         )

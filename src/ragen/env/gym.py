@@ -11,10 +11,12 @@ or the `max_actions` given here.
 import string
 from typing import Any, ClassVar
 
-import gymnasium
-from gymnasium.spaces import Discrete, Text
-
 from ragen.env.base import Environment
+from ragen.extras import require
+
+require("gym")
+import gymnasium  # noqa: E402
+from gymnasium.spaces import Discrete, Text  # noqa: E402
 
 NUM_SAMPLE_LEVELS = 8  # levels whose text is looked at for the characters in use
 

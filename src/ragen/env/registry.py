@@ -19,6 +19,16 @@ ENVIRONMENTS = {
     "frozen_lake": "ragen.env.frozen_lake:FrozenLake",
 }
 
+# Short names of tags in `play` and `eval`: the boards that the recipes train on. In a training run the same names
+# select the defaults of the v1 command line (`config.v1.ENVIRONMENTS`), which has other boards.
+SHORT_NAMES = {
+    "sokoban": "CoordSokoban",
+    "frozenlake": "CoordFrozenLake",
+    "frozen_lake": "CoordFrozenLake",
+    "bandit": "Bandit",
+    "two_armed_bandit": "TwoArmedBandit",
+}
+
 
 def environment_class(env_type: str) -> type[Environment]:
     """The class behind a registry name or a `package.module:Class` path."""

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -103,8 +102,6 @@ class Client:
         note: Callable[[str], None] = lambda text: None,
         jitter: Callable[[], float] = random.random,
     ):
-        if find_spec("httpx") is None or find_spec("tenacity") is None:
-            raise ConfigError("models behind a server need httpx and tenacity: pip install 'ragen[serve]'")
         self.base, self.key = base.rstrip("/"), key
         self.patience_s, self.timeout_s = patience_s, timeout_s
         self.budget = Budget() if budget is None else budget

@@ -1,13 +1,12 @@
 """Every run of a plan, resolved before the first one starts.
 
     notes = check(plan)                    # ConfigError for a value that cannot work, naming the run
-    check(plan, dry_run=True)              # each value in one run at least, and what cannot be trained yet is let pass
+    check(plan, dry_run=True)              # resolves each value in at least one run, and accepts a missing checkpoint
     check_all(plans)                       # of a series; a dry run tries no value twice
 
-What is evaluated afterwards has to be saved.
-
-Runs that would be equal but for names, folders, devices and W&B: an error where the experiment itself makes them equal,
-a note where the user's overrides do. Repetitions differ in their seed only, so that the first of each stands for all.
+What is evaluated afterwards has to be saved. Runs that are equal but for names, directories, devices and W&B are an
+error where the experiment itself makes them equal, a note where the user's overrides do. Repetitions differ in their
+seed only, so the first of each stands for all.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,19 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from ragen.errors import ConfigError
-from ragen.experiment.cell import CPU, Cell, Plan, words
-from ragen.experiment.plan import expand, recipe_and_environment
-
-IDENTITY = (
-    "trainer.experiment_name",
-    "trainer.project_name",
-    "trainer.default_local_dir",
-    "trainer.n_gpus_per_node",
-    "trainer.logger",
-    "system.CUDA_VISIBLE_DEVICES",
-    "ray_kwargs.ray_init.num_cpus",
-)
-NAMING = (*IDENTITY, "model.experiment_name")
+from ragen.experiment.expand import expand
+from ragen.experiment.plan import CPU, Plan, overrides_on
+from ragen.experiment.template import recipe_and_environment, same_value
+from ragen.store.sweep_results import Cell
 
 
 def check_all(plans: Iterable[Plan], dry_run: bool = False) -> list[str]:
@@ -36,9 +26,9 @@ def check_all(plans: Iterable[Plan], dry_run: bool = False) -> list[str]:
 
 
 def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> list[str]:
-    """Raise `ConfigError` if a run cannot work. Returns what is allowed and probably not meant.
+    """Raise `ConfigError` if a run cannot work. Returns notes about what is allowed and probably a mistake.
 
-    `seen` are the words that a dry run has tried already.
+    `seen` are the overrides that a dry run has tried already.
     """
     if plan.missing and not dry_run:
         raise ConfigError(plan.missing)
@@ -52,45 +42,50 @@ def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> li
         if plan.options.evaluate_turns:
             notes |= dict.fromkeys(_about_evaluation(cells[0], resolved.config, games))
         notes |= dict.fromkeys(resolved.notes)
-        same.setdefault(_essence(resolved.config), []).extend(cells)
+        same.setdefault(_what_it_computes(resolved.config), []).extend(cells)
     equal = [cells for cells in same.values() if len(cells) > 1]
     return [*notes, *(_about_equal(cells, plan, on_cpu) for cells in equal)]
 
 
+def _what_it_computes(config: Any) -> tuple:
+    """The config without names, directories, devices and W&B: equal for equal runs."""
+    from ragen.config import identity
+
+    values = identity.identity_values(config, ignore=identity.WHERE)
+    return tuple((key, repr(value)) for key, value in sorted(values.items()))
+
+
+def _distinctive(cell: Cell) -> tuple[str, ...]:
+    """The overrides that make a run what it is."""
+    from ragen.config import identity
+
+    keys = ((override.lstrip("+~").partition("=")[0], override) for override in cell.overrides)
+    return (*cell.start, *(override for key, override in keys if identity.changes_only(key) not in identity.WHERE))
+
+
 def _to_resolve(plan: Plan, seen: set[str] | None) -> list[list[Cell]]:
-    """Runs to resolve, each with those of exactly the same words: all, or those with a word that was not `seen`."""
+    """Runs to resolve, each with those of the same overrides: all, or those with an override that was not `seen`."""
+    first_seeds = {cell.setting: cell for cell in reversed(plan.cells)}
     alike: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in _one_of_each_point(plan.cells):
-        alike.setdefault(_telling(cell), []).append(cell)
+    for cell in reversed(first_seeds.values()):
+        alike.setdefault(_distinctive(cell), []).append(cell)
     if seen is None:
         return list(alike.values())
     chosen = []
-    for telling, cells in alike.items():
-        if len(cells) > 1 or not seen.issuperset(telling):
+    for overrides, cells in alike.items():
+        if len(cells) > 1 or not seen.issuperset(overrides):
             chosen.append(cells)
-        seen.update(telling)
+        seen.update(overrides)
     return chosen
 
 
-def _one_of_each_point(cells: Sequence[Cell]) -> list[Cell]:
-    points = {
-        cell.label if cell.seed is None else cell.label.removesuffix(f"-s{cell.seed}"): cell for cell in cells[::-1]
-    }
-    return list(points.values())[::-1]
-
-
-def _telling(cell: Cell) -> tuple[str, ...]:
-    """The words that make a run what it is."""
-    return (*cell.start, *(word for word in cell.overrides if word.partition("=")[0] not in NAMING))
-
-
 def _resolved(cell: Cell, on_cpu: bool) -> Any:
-    from ragen.config.compose import resolve
+    from ragen.run.prepare import prepare as resolve
 
     recipe, environment = recipe_and_environment(cell.start)
     slot = (CPU,) if on_cpu else tuple(map(str, range(cell.num_gpus)))
     try:
-        resolved = resolve([*environment, *words(cell, slot)], recipe)
+        resolved = resolve([*environment, *overrides_on(cell, slot)], recipe)
     except ConfigError as error:
         raise ConfigError(f"{cell.name}: {error}") from error
     trainer = resolved.config.trainer
@@ -107,12 +102,11 @@ def _resolved(cell: Cell, on_cpu: bool) -> Any:
 def _check_names(cell: Cell, config: Any, built_on: Mapping[str, str]) -> None:
     """Names and counts were made before the config was resolved: a key that was set by another name shows here."""
     from ragen.config.tree import value_at
-    from ragen.experiment.values import same_value
 
     for key, text in built_on.items():
         if not same_value(str(value_at(config, key)), text):
             raise ConfigError(
-                f"{cell.name} counts on {key}={text}, and its config has {value_at(config, key)}: write it as {key}=…"
+                f"{cell.name} is built on {key}={text}, but its config has {value_at(config, key)}: write it as {key}=…"
             )
 
 
@@ -123,7 +117,7 @@ def _about_evaluation(cell: Cell, config: Any, games: dict[str, Cell]) -> list[s
     if config.trainer.save_freq <= 0:
         raise ConfigError(
             f"{cell.name} saves no checkpoint that could be evaluated (trainer.save_freq={config.trainer.save_freq}): "
-            "give it `-- trainer.save_freq=N`, or leave the evaluation out with --evaluate-turns none"
+            "add `-- trainer.save_freq=N`, or skip the evaluation with --evaluate-turns none"
         )
     tags = dict.fromkeys(config.es_manager.val.env_configs.tags)
     games.setdefault(repr({tag: to_dict(config.custom_envs[tag]) for tag in tags}), cell)
@@ -136,18 +130,10 @@ def _about_evaluation(cell: Cell, config: Any, games: dict[str, Cell]) -> list[s
     ]
 
 
-def _essence(config: Any) -> tuple:
-    """All that makes a run what it is."""
-    from ragen.config.tree import leaves
-
-    values = {key: value for key, value in leaves(config).items() if key not in IDENTITY}
-    return tuple((key, repr(value)) for key, value in sorted(values.items()))
-
-
 def _about_equal(cells: Sequence[Cell], plan: Plan, on_cpu: bool) -> str:
     names = ", ".join(cell.name for cell in cells)
     plain = _without_overrides(cells, plan)
-    if len({_essence(_resolved(cell, on_cpu).config) for cell in plain}) < len(plain):
+    if len({_what_it_computes(_resolved(cell, on_cpu).config) for cell in plain}) < len(plain):
         raise ConfigError(f"{names} would be the same run under several names: keep one of them")
     return f"{names} are the same run under several names: {' '.join(plan.options.overrides)} makes them equal"
 
@@ -156,7 +142,6 @@ def _without_overrides(cells: Sequence[Cell], plan: Plan) -> list[Cell]:
     """The same points of the experiment as they are without what the user typed after --."""
     if not plan.options.overrides:
         return list(cells)
-    everything = replace(plan.options, only=())
-    points = [cell.name for cell in expand(plan.source, everything).cells]
-    plain = expand(plan.source, replace(everything, overrides=())).cells
-    return [plain[points.index(cell.name)] for cell in cells]
+    names = [cell.name for cell in plan.all_cells]
+    plain = expand(plan.source, replace(plan.options, only=(), overrides=())).cells
+    return [plain[names.index(cell.name)] for cell in cells]

@@ -1,14 +1,12 @@
-"""One run as a child process that cannot outlive whoever watches it.
+"""One run as a child process that cannot outlive its watcher.
 
     ended = run_child(job(["python", "-m", "ragen", "train", "sokoban"], Path("logs/one.log"), dict(os.environ)))
     ended["status"]                     # its exit status; negative: the signal that killed it
 
-Between the watcher and the child stands a guard, which is this file run as a script. It hears the watcher through a
-pipe: a word asks the child to end (SIGINT, time to save, then SIGKILL); the end of the pipe means that the watcher is
-gone, however that came about, and the child is killed at once with everything that it has started.
-
-A KeyboardInterrupt in `run_child` is that word; the function still returns how the child ended. It runs on any node of
-a cluster: nothing but the standard library is needed there, and the folder of the experiment.
+Between the watcher and the child stands a guard: this file, run as a script, which reads from a pipe. A message asks
+the child to end (SIGINT, time to save, then SIGKILL); a KeyboardInterrupt in `run_child` sends it, and the function
+still returns how the child ended. The end of the pipe means that the watcher is gone: the child is killed at once, with
+everything that it has started. A node needs only the standard library and the directory of the experiment.
 """
 
 import contextlib
@@ -19,15 +17,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-GRACE = 120.0  # seconds to end after SIGINT: the step is brought to its end and saved
+GRACE = 120.0  # seconds to end after SIGINT: the run finishes its step and saves
 PAUSE = 0.1
 LOOK = """
 import json, torch
-print(json.dumps([torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())]))
+print(json.dumps([torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]))
 """
 
 Job = dict[str, Any]
@@ -36,7 +34,7 @@ Job = dict[str, Any]
 def job(
     command: Sequence[str], log: Path, environment: Mapping[str, str], append: bool = False, grace: float = GRACE
 ) -> Job:
-    """All that a node has to know about a child. Its output goes to `log`, which is begun anew unless `append`."""
+    """Everything that a node needs to start a child. Its output goes to `log`, which is emptied unless `append`."""
     return {
         "command": list(command),
         "folder": os.getcwd(),
@@ -48,37 +46,42 @@ def job(
     }
 
 
-def run_child(job: Job) -> dict[str, Any]:
-    """Run a child to its end: `status`, `started` and `ended`; or `error` where it could not be started."""
+def run_child(job: Job, on_pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Run a child to its end: `status`, `started` and `ended`; or `error` if it could not start.
+
+    `on_pause` is called several times a second meanwhile.
+    """
     with subprocess.Popen(
         job["guard"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=job["folder"], start_new_session=True
     ) as guard:
-        _tell(guard, json.dumps(job))
-        said = b""
+        assert guard.stdin and guard.stdout
+        _tell(guard.stdin, json.dumps(job))
+        answer = b""
         while True:
             try:
+                on_pause()
                 if select.select([guard.stdout], [], [], PAUSE)[0]:
                     part = os.read(guard.stdout.fileno(), 1 << 16)
                     if not part:
                         break
-                    said += part
+                    answer += part
             except KeyboardInterrupt:
-                _tell(guard, "stop")
-    return json.loads(said) if said else {"error": "the guard of the run was killed"}
+                _tell(guard.stdin, "stop")
+    return json.loads(answer) if answer else {"error": "the guard of the run was killed"}
 
 
-def _tell(guard: subprocess.Popen, text: str) -> None:
+def _tell(guard: IO[bytes], text: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # it has just ended
-        guard.stdin.write(f"{text}\n".encode())
-        guard.stdin.flush()
+        guard.write(f"{text}\n".encode())
+        guard.flush()
 
 
 def gpu_names(python: str, devices: Sequence[str]) -> list[str]:
-    """What torch calls these devices, in order. It stops at the first that is not there."""
+    """The names that torch gives to these devices, in order, up to the first that does not exist."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
     done = subprocess.run([python, "-c", LOOK], env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise OSError((done.stderr.strip().splitlines() or ["torch cannot be asked"])[-1])
+        raise OSError((done.stderr.strip().splitlines() or ["torch failed"])[-1])
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -87,7 +90,7 @@ def gpu_names(python: str, devices: Sequence[str]) -> list[str]:
 
 def guard() -> None:
     if os.fork():
-        os._exit(0)  # no child of the watcher's: when a watcher ends, Ray kills its children, and the guard is needed
+        os._exit(0)  # not a child of the watcher: when a watcher ends, Ray kills its children, and the guard is needed
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT in its workers, and children would inherit that
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which a child would inherit
@@ -95,7 +98,7 @@ def guard() -> None:
     while not line.endswith(b"\n"):
         part = os.read(0, 1 << 16)
         if not part:
-            return  # the watcher has gone before it said what to do
+            return  # the watcher is gone before it sent the job
         line += part
     try:
         ended = _watched(json.loads(line))

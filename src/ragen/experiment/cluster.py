@@ -1,4 +1,4 @@
-"""Ray, and all that is known about it: where runs are placed, watched, stopped and lost.
+"""Ray: it starts runs on nodes, watches and stops them, and notices what is lost.
 
     with connected(address=None, num_devices=2) as cluster:      # this machine, without any set-up
         node = cluster.nodes()[0]
@@ -6,21 +6,19 @@
         for handle in cluster.wait([handle], seconds=1.0):
             cluster.result(handle)                               # what `child.run_child` returned, or None: it was lost
 
-A task reserves its devices and nothing else. On this machine they are resources of their own. On a cluster that others
-have started, whose resources cannot be added to, they are a share of their node: two experiments there do not take more
-of a node than it has. Its nodes must see the folder of the experiment under the same path.
+Which devices a run gets is decided in `devices.py`. On an existing cluster a device is also a share of its node, which
+a run reserves: two experiments do not take more of a node than it has. All nodes must see the directory of the
+experiment under the same path.
 """
 
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ragen.errors import ConfigError, RunFailed
 from ragen.experiment import child
-from ragen.experiment.device_pool import Slot
 
 OBJECT_STORE = 100 << 20  # bytes: nothing large travels
 MOST_STARTS = 3
@@ -40,36 +38,37 @@ class Node(NamedTuple):
     num_gpus: int
 
 
+class Device(NamedTuple):
+    node: str
+    number: int  # its position in the list of its node
+    name: str  # number or UUID of a GPU, or cpu
+
+
+Slot = tuple[Device, ...]
+
+
 class Cluster:
-    def __init__(self, ray: Any, num_devices: int, daemons: Sequence[int] | None):
-        self._ray, self._num_devices, self._daemons = ray, num_devices, daemons
+    def __init__(self, ray: Any, num_devices: int, is_own: bool):
+        self._ray, self._num_devices = ray, num_devices
+        self.is_own = is_own  # started by this process, for this experiment
         self._known: dict[str, Node] = {}
         ray.cloudpickle.register_pickle_by_value(child)  # a node needs no ragen to watch a run
         # Ray must not run one again by itself: it could not know where.
         self._run = ray.remote(num_cpus=0, num_gpus=0, max_retries=0)(child.run_child)
         self._look = ray.remote(num_cpus=0, num_gpus=0, max_retries=0)(child.gpu_names)
 
-    @property
-    def is_own(self) -> bool:
-        """Started here, for this experiment."""
-        return self._daemons is not None
-
     def is_gone(self) -> bool:
-        """Whether somebody has ended Ray on this machine. It would end this process too, a minute later."""
-        return any(not _is_alive(pid) for pid in self._daemons or ())
+        """Whether Ray was stopped on this machine from outside. It would end this process too, a minute later."""
+        dead = self._ray._private.worker._global_node.dead_processes() if self.is_own else ()
+        return any(kind in ("gcs_server", "raylet") for kind, _ in dead)
 
     def nodes(self) -> list[Node]:
         """Those that are alive."""
-        alive = [
-            Node(
-                node["NodeID"],
-                node["NodeManagerHostname"],
-                node["NodeManagerAddress"],
-                int(node["Resources"].get("GPU", 0)),
-            )
-            for node in self._ray.nodes()
-            if node["Alive"]
-        ]
+        alive = []
+        for node in self._ray.nodes():
+            if node["Alive"]:
+                num_gpus = int(node["Resources"].get("GPU", 0))
+                alive.append(Node(node["NodeID"], node["NodeManagerHostname"], node["NodeManagerAddress"], num_gpus))
         self._known |= {node.id: node for node in alive}
         return alive
 
@@ -81,16 +80,14 @@ class Cluster:
         try:
             return self._ray.get(self._on(self._look, node.id, {}).remote(python, list(devices)))
         except self._ray.exceptions.RayError as error:
-            raise ConfigError(f"torch cannot be asked on {node.host}: {_reason(error)}") from None
+            raise ConfigError(f"torch does not answer on {node.host}: {_reason(error)}") from None
 
     def wait(self, handles: Sequence[Any], seconds: float) -> list[Any]:
-        """Those that have ended, after so many seconds at most."""
-        if not handles:
-            return []
-        return self._ray.wait(list(handles), num_returns=1, timeout=seconds)[0]
+        """The runs that have ended, at the latest after `seconds`."""
+        return self._ray.wait(list(handles), num_returns=1, timeout=seconds)[0] if handles else []
 
     def result(self, handle: Any) -> dict[str, Any] | None:
-        """How a run ended; None if whoever watched it was lost, with its node or without."""
+        """How a run ended; None if its watcher was lost, with its node or without."""
         try:
             return self._ray.get(handle)
         except self._ray.exceptions.RayTaskError as error:
@@ -111,7 +108,7 @@ class Cluster:
 
     def _reserved(self, slot: Slot) -> dict[str, float]:
         if self.is_own:
-            return {_resource(device.place): 1 for device in slot}
+            return {}
         node = self._known[slot[0].node]
         share = len(slot) / max(node.num_gpus, self._num_devices)
         return {f"node:{node.address}": int(share * 10_000) / 10_000}
@@ -119,19 +116,16 @@ class Cluster:
 
 @contextmanager
 def connected(address: str | None, num_devices: int) -> Iterator[Cluster]:
-    """Ray on this machine, for so many devices; or the cluster at an address (`auto`, `host:6379`)."""
+    """Ray on this machine, with `num_devices`; or the cluster at an address (`auto`, `host:6379`)."""
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
     import ray
 
-    daemons = None
     if address is None:
-        others = _daemons()
         _start_here(ray, num_devices)
-        daemons = [pid for pid in _daemons() if pid not in others]
     else:
         _join(ray, address)
     try:
-        yield Cluster(ray, num_devices, daemons)
+        yield Cluster(ray, num_devices, is_own=address is None)
     finally:
         ray.shutdown()
 
@@ -143,7 +137,6 @@ def _start_here(ray: Any, num_devices: int) -> None:
                 "local",
                 num_cpus=num_devices,
                 num_gpus=0,
-                resources={_resource(place): 1 for place in range(num_devices)},
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE,
                 **QUIET,
@@ -152,7 +145,7 @@ def _start_here(ray: Any, num_devices: int) -> None:
         except Exception as error:  # a plain one: on a busy machine Ray gives up on itself after half a minute
             ray.shutdown()
             if attempt == MOST_STARTS - 1:
-                raise RunFailed(f"Ray cannot be started on this machine: {_reason(error)}") from error
+                raise RunFailed(f"Ray could not start on this machine: {_reason(error)}") from error
 
 
 def _join(ray: Any, address: str) -> None:
@@ -163,33 +156,6 @@ def _join(ray: Any, address: str) -> None:
             f"--ray-address {address}: no Ray cluster answers there ({_reason(error)}); without an address, and "
             "without RAY_ADDRESS, the runs stay on this machine"
         ) from None
-
-
-def _daemons() -> list[int]:
-    """Those of Ray that this process has started and cannot do without; none where the system does not tell."""
-    found = []
-    for path in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # a thread that has just ended
-            found += [int(pid) for pid in path.read_text().split()]
-    return [pid for pid in found if _name(pid) in ("gcs_server", "raylet")]
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def _resource(place: int) -> str:
-    return f"ragen_device_{place}"
 
 
 def _reason(error: Exception) -> str:

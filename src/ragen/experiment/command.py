@@ -1,4 +1,4 @@
-"""`ragen sweep NAME [options] [-- overrides]`: read what was asked, make the plan, show or start it.
+"""`ragen sweep NAME [options] [-- overrides]`: read the options, make the plan, show or start it.
 
     sweep(["kl_sweep", "--kl-values", "0,0.01", "--gpus=0,1", "--dry-run", "--", "trainer.test_freq=5"])
 
@@ -17,33 +17,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ragen.errors import ConfigError, did_you_mean
-from ragen.experiment import evaluation, slots
-from ragen.experiment.cell import Cell, Options, Plan, words
+from ragen.experiment import devices, evaluation
 from ragen.experiment.check import check_all
-from ragen.experiment.device_pool import Device, Pool, num_devices
-from ragen.experiment.plan import ALL, NONE, plans, statuses
+from ragen.experiment.cluster import Device
+from ragen.experiment.expand import ALL, NONE, plans, statuses
+from ragen.experiment.plan import Options, Plan, overrides_on
 from ragen.experiment.spec import OptionSpec, Spec, load, names
-from ragen.experiment.values import counts, make, number, split
+from ragen.experiment.template import count, counts, make, number, split
+from ragen.extras import require
 from ragen.invocation_dir import caller_folder, from_caller, model_from
 
 USAGE = """usage: ragen sweep EXPERIMENT [options] [-- key=value ...]
 
-Run one of the documented experiments, or one of your own. EXPERIMENT --help shows its options.
+Run one of the documented experiments, or your own. EXPERIMENT --help shows its options.
 
 experiments:
 """
 ABOUT_OVERRIDES = """overrides:
-  What stands after -- is given to every run: -- es_manager.val.env_groups=64 trainer.test_freq=5
+  What follows -- is given to every run: -- es_manager.val.env_groups=64 trainer.test_freq=5
 """
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """The verb. Raises `ConfigError` for bad input, before anything is started."""
+    """The command. Raises `ConfigError` for bad input, before anything is started."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview(), end="")
         return 0
     caller = caller_folder()
-    name = _experiment(arguments[0], caller)
+    name = arguments[0]
+    if name.endswith((".yaml", ".yml")):  # a path starts at the user's directory
+        name = from_caller(name, caller)
     options = read_options(load(name), list(arguments[1:]), caller)
     whole = plans(name, options)
     notes = [note for plan in whole for note in (*_about_assumed(plan), *plan.notes)]
@@ -57,24 +60,24 @@ def sweep(arguments: Sequence[str]) -> int:
         for line in dry_run_lines(plan):
             print(json.dumps(line, ensure_ascii=False))
         if plan.options.evaluate_turns:
-            then = evaluation.eval_words(plan, [cell.checkpoint_dir for cell in plan.cells])
+            then = evaluation.eval_arguments(plan, [cell.checkpoint_dir for cell in plan.cells])
             print(f"then: ./ragen eval {shlex.join(then)}", file=sys.stderr)
     return 0
 
 
 def start(whole: Sequence[Plan]) -> int:
-    """Run the plans one after the other, each with its evaluation; the worst of the sweeps' exit statuses, or else that
-    of the first evaluation that is not 0."""
-    from ragen.experiment import search
-    from ragen.experiment.scheduler import run
+    """Run the plans in sequence, each with its evaluation. Returns the worst exit status of the sweeps, or else the
+    first one of an evaluation that is not 0."""
+    require("sweep")
+    from ragen.experiment import scheduler, search
 
     status = evaluated = 0
     for plan in whole:
-        ended = run(plan)
+        ended = scheduler.run(plan)
         if ended not in (0, 1):  # could not be started, or was interrupted
             return ended
         status = max(status, ended)
-        if load(plan.source).search:
+        if load(plan.source).search.groups:
             print(search.carry(plan))
         if plan.options.evaluate_turns:
             played = evaluation.evaluate(plan)
@@ -82,11 +85,6 @@ def start(whole: Sequence[Plan]) -> int:
                 return played
             evaluated = evaluated or played
     return status or evaluated
-
-
-def _experiment(name: str, caller: str) -> str:
-    """A file is meant from where the user is; the entry scripts change to the repository's root."""
-    return from_caller(name, caller) if name.endswith((".yaml", ".yml")) else name
 
 
 def _about_assumed(plan: Plan) -> list[str]:
@@ -97,7 +95,7 @@ def _about_assumed(plan: Plan) -> list[str]:
 
 
 def dry_run_lines(plan: Plan) -> Iterator[dict[str, Any]]:
-    """What would be run, in order. The slot is the one that a run gets if all take equally long."""
+    """The runs in order. The slot is the one that a run gets if all take equally long."""
     for cell, slot in zip(plan.cells, expected_slots(plan), strict=True):
         line = {
             "experiment": plan.name,
@@ -109,38 +107,26 @@ def dry_run_lines(plan: Plan) -> Iterator[dict[str, Any]]:
             "summary": str(plan.summary_path),
             "group": cell.group,
             "start": list(cell.start),
-            "overrides": list(words(cell, slot)),
+            "overrides": list(overrides_on(cell, slot)),
         }
         line |= {"missing": plan.missing} if plan.missing else {}
         yield line | ({"assumed": plan.assumed} if plan.assumed else {})
 
 
-def expected_slots(plan: Plan) -> list[tuple[str, ...]]:
-    """The slots by number of the run: each takes the first that is free, and when none is, all become free."""
-    devices = plan.options.gpus or slots.discover()
-    slots.cut(devices, plan.options.gpus_per_exp)
-    found: list[tuple[str, ...]] = []
+def expected_slots(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """For each run the first slot that is free; when none is, all become free."""
+    listed = plan.options.gpus or devices.discover()
+    devices.check(listed, plan.options.gpus_per_exp, plan.cells)
     for batch in plan.batches:
-        pool, taken = _pool(devices), 0
+        pool, taken = None, 0
         for index in batch:
-            size = num_devices(plan.cells[index], devices)
-            slot = None if taken == plan.options.max_parallel else pool.take(size, 0.0)
+            size = devices.num_devices(plan.cells[index], listed)
+            slot = pool.take(size, 0.0) if pool and taken != plan.options.max_parallel else None
             if slot is None:
-                pool, taken = _pool(devices), 0
-                slot = pool.take(size, 0.0)
-            if slot is None:
-                raise ConfigError(_too_few(plan.cells[index], devices))
+                pool, taken = devices.Pool(Device("here", *one) for one in enumerate(listed)), 0
+                slot = pool.take(size, 0.0) or ()
             taken += 1
-            found.append(tuple(device.name for device in slot))
-    return found
-
-
-def _pool(devices: Sequence[str]) -> Pool:
-    return Pool(Device("here", place, name) for place, name in enumerate(devices))
-
-
-def _too_few(cell: Cell, devices: Sequence[str]) -> str:
-    return f"{cell.name} takes {cell.num_gpus} GPUs, and there are {len(devices)}: --gpus lists more"
+            yield tuple(device.name for device in slot)
 
 
 # --- options ------------------------------------------------------------------------------------------------------
@@ -149,18 +135,18 @@ def _too_few(cell: Cell, devices: Sequence[str]) -> str:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
-            word = message.removeprefix("unrecognized arguments: ").split()[0]
-            near = did_you_mean(word.partition("=")[0], self._option_string_actions)
-            where = "" if word.startswith("-") else "; overrides stand after --"
-            message = f"unknown option {word}{near}{where}"
+            argument = message.removeprefix("unrecognized arguments: ").split()[0]
+            near = did_you_mean(argument.partition("=")[0], self._option_string_actions)
+            hint = "" if argument.startswith("-") else "; overrides follow --"
+            message = f"unknown option {argument}{near}{hint}"
         flag = re.fullmatch(r"argument .*?(--[\w-]+): ignored explicit argument '(.*)'", message)
         if flag:
-            message = f"{flag[1]}={flag[2]}: takes no value; write {flag[1]}, or leave it out"
+            message = f"{flag[1]}={flag[2]}: takes no value; write {flag[1]}, or remove it"
         raise ConfigError(f"{message} (see --help)")
 
 
 class _Model(argparse.Action):
-    """A model takes back the size that was said for another one."""
+    """A model resets the size that was given for another one."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         namespace.model = values
@@ -168,26 +154,15 @@ class _Model(argparse.Action):
 
 
 def read_options(spec: Spec, arguments: list[str], caller: str = "") -> Options:
-    """What was typed after the experiment's name; `caller` is the folder that relative paths are meant from."""
+    """The arguments after the experiment's name; `caller` is the directory that relative paths start at."""
     overrides: list[str] = []
     if "--" in arguments:
-        place = arguments.index("--")
-        arguments, overrides = arguments[:place], arguments[place + 1 :]
+        split_at = arguments.index("--")
+        arguments, overrides = arguments[:split_at], arguments[split_at + 1 :]
     parser = make_parser(spec)
     typed = parser.parse_args(_as_registered(arguments, parser))
-    own = {
-        option.variable: "True" if value is True else value
-        for option in own_options(spec)
-        if (value := getattr(typed, f"own_{option.variable}")) not in (None, False)
-    }
-    for option in own_options(spec):
-        _check_not_empty(own.get(option.variable, "given"), option.shown)
-        if option.kind == "path" and option.variable in own:
-            own[option.variable] = _near(from_caller(own[option.variable], caller))
-        if option.kind == "model" and option.variable in own:
-            own[option.variable] = ",".join(_model(name, caller) for name in own[option.variable].split(","))
     return Options(
-        gpus=None if typed.gpus is None else slots.read(typed.gpus),
+        gpus=None if typed.gpus is None else devices.read(typed.gpus),
         gpus_per_exp=_count(getattr(typed, "gpus_per_exp", None), "--gpus-per-exp") or 1,
         steps=_count(typed.steps, "--steps"),
         cooldown=None if typed.cooldown is None else float(number(typed.cooldown, "--cooldown")),
@@ -200,35 +175,45 @@ def read_options(spec: Spec, arguments: list[str], caller: str = "") -> Options:
         ray_num_cpus=_count(getattr(typed, "ray_num_cpus", None), "--ray-num-cpus"),
         evaluate_turns=_turns(typed.evaluate_turns),
         retry=() if typed.retry is None else statuses(typed.retry, "--retry", ("early_stopped", "success")),
-        settings=tuple(own.items()),
+        settings=tuple(_own_settings(spec, typed, caller)),
         overrides=tuple(overrides),
     )
 
 
+def _own_settings(spec: Spec, typed: argparse.Namespace, caller: str) -> Iterator[tuple[str, str]]:
+    for option in own_options(spec):
+        value = getattr(typed, f"own_{option.variable}")
+        if value in (None, False):
+            continue
+        text = str(value)
+        if not text.strip():
+            raise ConfigError(f"{option.flag} {text!r}: is empty; remove it to get the default")
+        if option.kind == "path":
+            text = _near(from_caller(text, caller))
+        if option.kind == "model":
+            text = ",".join(_model(name, caller) for name in text.split(","))
+        yield option.variable, text
+
+
 def _near(path: str) -> str:
-    """A path from the repository's root where it lies in there, else a whole one."""
+    """A path relative to the repository's root where it lies below, else an absolute one."""
     whole = os.path.normpath(path)
     near = os.path.relpath(whole)
     return whole if near.startswith("..") else near
 
 
 def _model(name: str, caller: str) -> str:
-    """As it was typed, or where the user's folder is."""
+    """As it was typed, or the directory that it names as seen from the user."""
     found = model_from(name.strip(), caller)
     return name if found == name.strip() else _near(found)
 
 
-def _check_not_empty(value: str, where: str) -> None:
-    if not value.strip():
-        raise ConfigError(f"{where} {value!r}: is empty; leave it out for its default")
-
-
 def _count(text: str | None, where: str) -> int | None:
-    return None if text is None else int(make("count", text, where).text)
+    return None if text is None else count(text, where)
 
 
 def _turns(text: str | None) -> tuple[int, ...] | None:
-    """None for the experiment's own; empty for no evaluation."""
+    """None for the experiment's default; empty for no evaluation."""
     if text is None:
         return None
     return () if text.strip() == NONE else counts(split(text, "--evaluate-turns"), "--evaluate-turns")
@@ -238,15 +223,15 @@ def _as_registered(arguments: Sequence[str], parser: argparse.ArgumentParser) ->
     """Options as they are documented: `--gpus_per_exp=2` is `--gpus-per-exp=2`."""
     registered = {name.replace("_", "-"): name for name in parser._option_string_actions}
     found = []
-    for word in arguments:
-        name, equals, value = word.partition("=")
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
         known = registered.get(name.replace("_", "-")) if name.startswith("-") else None
-        found.append(f"{known}{equals}{value}" if known else word)
+        found.append(f"{known}{equals}{value}" if known else argument)
     return found
 
 
 def own_options(spec: Spec) -> list[OptionSpec]:
-    """The options that are this experiment's own; a series has those that it does not go through itself."""
+    """The experiment's own options; a series has those of its parts that it does not set itself."""
     if not spec.series:
         return list(spec.options.values())
     fixed = {option for entry in spec.series for option in entry}
@@ -256,68 +241,53 @@ def own_options(spec: Spec) -> list[OptionSpec]:
 def make_parser(spec: Spec) -> argparse.ArgumentParser:
     shown = load(spec.series[0]["plan"]) if spec.series else spec
     script = f"bash {spec.script}" if spec.script else f"ragen sweep {spec.id}"
+    options = own_options(spec)
+    first = [] if any(option.required for option in options) else ["--dry-run"]
+    examples = "".join(f"  {script} {example}\n" for example in [*first, *spec.examples])
     parser = _Parser(
         prog=script,
         usage=f"{script} [options] [-- key=value ...]",
         description=textwrap.fill(spec.about, 100),
-        epilog=_epilog(spec, script),
+        epilog=f"{ABOUT_OVERRIDES}\nexamples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for option in own_options(spec):
+    for option in options:
         _add_own(parser, option)
     common = parser.add_argument_group("options of every experiment")
     for name, settings in _common(shown).items():
-        others = shown.names.get(name, [])
-        common.add_argument(*[f"--{one}" for one in (name, *others)], **settings)
+        common.add_argument(*[f"--{one}" for one in (name, *shown.names.get(name, []))], **settings)
     return parser
-
-
-def _epilog(spec: Spec, script: str) -> str:
-    examples = "".join(f"  {script} {example}\n" for example in spec.examples)
-    if not any(option.required for option in own_options(spec)):
-        examples = f"  {script} --dry-run\n{examples}"
-    return f"{ABOUT_OVERRIDES}\nexamples:\n{examples}"
 
 
 def _add_own(parser: argparse.ArgumentParser, option: OptionSpec) -> None:
     flags = [f"-{name}" if len(name) == 1 else f"--{name}" for name in option.names]
-    settings: dict[str, Any] = {"dest": f"own_{option.variable}", "help": _help(option)}
-    if option.is_flag:
-        settings["action"] = "store_true"
-    else:
-        metavar = "LIST" if option.is_list else option.metavar or _choices(option)
-        settings["metavar"] = metavar or option.variable.upper()
-    parser.add_argument(*flags, option.shown, **settings)
-
-
-def _choices(option: OptionSpec) -> str:
-    return "{" + ",".join(option.cases) + "}" if option.cases and "*" not in option.cases else ""
-
-
-def _help(option: OptionSpec) -> str:
     default = f" (default {option.default})" if option.default else ""
-    return f"{option.help}{default}".replace("%", "%%")
+    choices = "{" + ",".join(option.cases) + "}" if option.cases and "*" not in option.cases else ""
+    metavar = "LIST" if option.is_list else option.metavar or choices or option.variable.upper()
+    kind: dict[str, Any] = {"action": "store_true"} if option.is_flag else {"metavar": metavar}
+    about = f"{option.help}{default}".replace("%", "%%")
+    parser.add_argument(*flags, option.flag, dest=f"own_{option.variable}", help=about, **kind)
 
 
 def _common(spec: Spec) -> Mapping[str, dict[str, Any]]:
     model = f" (default {spec.model})" if spec.model else ""
     steps = f" (default {spec.steps})" if spec.steps else ""
-    turns = ",".join(map(str, spec.evaluate.get("max_turns", ()))) or NONE
+    turns = ",".join(map(str, spec.evaluate.max_turns)) or NONE
     between = "two batches" if spec.batch else "two runs of a slot"
     options: dict[str, dict[str, Any]] = {
         "gpus": {"metavar": "LIST", "help": "devices in order, or cpu once for each run at a time (default: all)"},
         "gpus-per-exp": {"metavar": "N", "help": "consecutive devices of a run (default 1)"},
         "steps": {"metavar": "N", "help": f"training steps{steps}"},
-        "model": {"action": _Model, "metavar": "NAME", "help": f"hub name, folder, or pocket{model}"},
+        "model": {"action": _Model, "metavar": "NAME", "help": f"hub name, directory, or pocket{model}"},
         "seeds": {"metavar": "N", "help": "repeat every run with N training seeds"},
-        "cooldown": {"metavar": "S", "help": f"seconds between {between} (default {spec.cooldown})"},
+        "cooldown": {"metavar": "S", "help": f"seconds between {between} (default {spec.cooldown:g})"},
         "only": {"metavar": "LIST", "help": "only these runs: names, labels or groups"},
-        "resume": {"action": "store_true", "help": "skip what the summary log has as done"},
+        "resume": {"action": "store_true", "help": "skip the runs that the summary log has as done"},
         "retry": {"metavar": "LIST", "help": "run these again when resuming: early_stopped, success"},
         "evaluate-turns": {
             "metavar": "LIST",
-            "help": f"evaluate what was trained, with so many turns: 5,25; or {NONE} (default {turns})",
+            "help": f"evaluate the trained models with these numbers of turns: 5,25; or {NONE} (default {turns})",
         },
         "ray-address": {"metavar": "ADDRESS", "help": "a cluster to run on (default: RAY_ADDRESS, or this machine)"},
         "dry-run": {"action": "store_true", "help": "print the runs, one JSON object a line, and stop"},
@@ -327,7 +297,7 @@ def _common(spec: Spec) -> Mapping[str, dict[str, Any]]:
         options["gpus"]["help"] = "the devices of the run, or cpu (default: all)"
     if spec.checkpoint:
         options["steps"]["help"] = "without effect here: nothing is trained"
-    if any("{ray_num_cpus}" in word for word in spec.overrides):
+    if any("{ray_num_cpus}" in override for override in spec.overrides):
         about = "number of CPUs in the run's own ray_kwargs (default 16)"
         options["ray-num-cpus"] = {"metavar": "N", "default": "16", "help": about}
     return options

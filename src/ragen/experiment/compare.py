@@ -1,4 +1,4 @@
-"""What an experiment has found: each setting's success, and its difference from the reference, with intervals.
+"""The findings of an experiment: each setting's success, and its difference from the reference, with intervals.
 
     study = read_study(Path("logs/kl_sweep_Qwen2.5-3B.json"))
     for standing in standings(study, "CoordSokoban"):
@@ -6,28 +6,30 @@
     findings(standings(study, "CoordSokoban"))        # in plain sentences
 
 A setting is a cell, or all repetitions of one. Validation plays the same levels in all of them, so two settings are
-compared level by level, and with several seeds by seed and level. Such an interval is about the runs that were trained:
-with one seed another seed might give another result. With several, the differences of the seeds have an interval of
-their own (Student's t), and a difference counts as real only if neither holds zero.
+compared level by level, and with several seeds by seed and level. Such an interval is about the trained runs: with one
+seed, another seed might give another result. With several, the differences of the seeds have an interval too
+(Student's t), and a difference counts as real only if neither interval holds zero.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
-from ragen.experiment.cell import Cell
-from ragen.experiment.results import MISSING, Record, SummaryLog, latest_lines, read_record, run_folder, status_of
 from ragen.format import percent
 from ragen.report.runs import ListedRun, Value, paired_outcomes, read_run, value_text, values_of
 from ragen.report.verdict import PREFIX, early_stop, validation_tags
-from ragen.statistics import Difference, Interval, Rate, paired_difference
+from ragen.statistics import Difference, Interval, Rate, mean_interval, paired_difference
 from ragen.store.run_folder import RunFolder
+from ragen.store.sweep_results import MISSING, Cell, Record, read_record, status_of
 
 ENDED = ("success", "early_stopped")  # statuses of runs that can be compared
-# The 97.5 % quantile of Student's t for 1, 2, … degrees of freedom.
-T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+VERDICTS: Mapping[str, str] = {
+    "more": "better, more than noise",
+    "less": "worse, more than noise",
+    "unsure": "more than noise here, but the seeds vary",
+    "noise": "within noise",
+}
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,6 @@ class Trial:
     cell: Cell
     run: ListedRun
     status: str
-
-    @property
-    def is_comparable(self) -> bool:
-        return self.status.partition(":")[0] in ENDED
 
     def last(self, tag: str) -> Value | None:
         values = values_of(self.run.metrics, f"{PREFIX}{tag}/success")
@@ -67,7 +65,7 @@ class Setting:
 
     @property
     def stops(self) -> str:
-        """What ended its runs early, in words; empty if nothing did."""
+        """What ended its runs early; empty if nothing did."""
         found = []
         for trial in self.trials:
             if trial.status.startswith("early_stopped"):
@@ -77,8 +75,9 @@ class Setting:
         how_many = f"{len(found)} of {len(self.trials)} runs: " if found and len(self.trials) > 1 else ""
         return how_many + ", ".join(dict.fromkeys(found))
 
+    @property
     def is_comparable(self) -> bool:
-        return all(trial.is_comparable for trial in self.trials)
+        return all(trial.status.partition(":")[0] in ENDED for trial in self.trials)
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Change:
     @property
     def over_seeds(self) -> Interval | None:
         """Of the seeds' differences; None with one seed."""
-        return seed_interval(self.by_seed)
+        return mean_interval(self.by_seed)
 
     @property
     def verdict(self) -> str:
@@ -131,49 +130,40 @@ class Standing:
     by_seed: tuple[float, ...]
     change: Change | None = None
     is_reference: bool = False
-    problem: str = ""  # why there is no change to tell
+    problem: str = ""  # why there is no change
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
 def read_study(path: Path) -> Study:
-    """An experiment from its record, as far as it has come."""
+    """An experiment from its record, with the results that exist so far."""
     record = read_record(path)
-    cells = list(record.cells.values())
-    latest = latest_lines(cells, record.fields, SummaryLog(record.root / record.summary).text())
-    axis, titles = _titles(cells)
-    grouped: dict[str, list[Trial]] = {}
-    for cell in cells:
-        grouped.setdefault(_label(cell), []).append(_trial(record, cell, status_of(latest.get(cell.name, ""))))
-    settings = tuple(
-        Setting(label, titles[trials[0].cell.name], trials[0].cell.group, tuple(trials))
-        for label, trials in grouped.items()
-    )
-    return Study(record, settings, axis)
+    latest = record.latest_lines()
+    axis, titles = _titles(list(record.cells.values()))
+    settings = []
+    for label, cells in record.by_setting().items():
+        trials = tuple(_trial(record, cell, status_of(latest.get(cell.name, ""))) for cell in cells)
+        settings.append(Setting(label, titles[cells[0].name], cells[0].group, trials))
+    return Study(record, tuple(settings), axis)
 
 
 def _trial(record: Record, cell: Cell, status: str) -> Trial:
-    folder = record.root / (run_folder(record.root / cell.log_path) or cell.checkpoint_dir)
-    run = read_run(cell.name, RunFolder(folder))
+    run = read_run(cell.name, RunFolder(record.run_folder(cell)))
     return Trial(cell, run, run.status if status == MISSING and run.status.startswith("running") else status)
 
 
-def _label(cell: Cell) -> str:
-    return cell.label if cell.seed is None else cell.label.removesuffix(f"-s{cell.seed}")
-
-
 def _titles(cells: Sequence[Cell]) -> tuple[str, dict[str, str]]:
-    """The field that cells differ in, and by name what to call each: as few fields as tell them apart."""
+    """The field that cells differ in, and a title for each by name: as few fields as tell them apart."""
     known = {cell.name: [pair for pair in cell.fields if pair[0] not in ("name", "seed")] for cell in cells}
     common = set.intersection(*(set(pairs) for pairs in known.values())) if cells else set()
     differing = {name: [pair for pair in pairs if pair not in common] for name, pairs in known.items()}
-    labels = {cell.name: _label(cell) for cell in cells}
-    for num in range(1, max((len(pairs) for pairs in differing.values()), default=0) + 1):
+    labels = {cell.name: cell.setting for cell in cells}
+    for num in range(1, max(map(len, differing.values()), default=0) + 1):
         chosen = {name: tuple(pairs[:num]) for name, pairs in differing.items()}
         if len(set(chosen.values())) == len(set(labels.values())):
-            titles = {name: _title(pairs, num) for name, pairs in chosen.items()}
-            return " and ".join(dict.fromkeys(key for pairs in chosen.values() for key, _ in pairs)), titles
+            axis = " and ".join(dict.fromkeys(key for pairs in chosen.values() for key, _ in pairs))
+            return axis, {name: _title(pairs, num) for name, pairs in chosen.items()}
     return "setting", labels
 
 
@@ -185,23 +175,19 @@ def _title(pairs: Sequence[tuple[str, str]], num: int) -> str:
 
 
 def standings(study: Study, tag: str) -> list[Standing]:
-    """Every setting that has to do with an environment, compared with the reference."""
-    played = [s for s in study.settings if _plays(s, tag)]
-    reference = _reference(study, played)
+    """Every setting that is validated in an environment, or may still be, compared with the reference.
+
+    The reference is the experiment's own; else the first setting that can be compared with.
+    """
+    played = []
+    for setting in study.settings:
+        tags = {known for trial in setting.trials for known in validation_tags(trial.run.metrics)}
+        if tag in tags or not tags:
+            played.append(setting)
+    own = [setting for setting in played if setting.label == study.record.reference]
+    candidates = own or [setting for setting in played if setting.is_comparable]
+    reference = candidates[0] if candidates else None
     return [_standing(setting, reference, tag) for setting in played]
-
-
-def _plays(setting: Setting, tag: str) -> bool:
-    """Whether it is validated there, or may still be."""
-    tags = {known for trial in setting.trials for known in validation_tags(trial.run.metrics)}
-    return tag in tags or not tags
-
-
-def _reference(study: Study, settings: Sequence[Setting]) -> Setting | None:
-    """The experiment's own; else the first that can be compared with."""
-    own = [setting for setting in settings if setting.label == study.record.reference]
-    comparable = [setting for setting in settings if setting.is_comparable()]
-    return (own or comparable or [None])[0]
 
 
 def _standing(setting: Setting, reference: Setting | None, tag: str) -> Standing:
@@ -230,7 +216,7 @@ def _pooled(setting: Setting, tag: str, lasts: Sequence[Value | None]) -> Value 
 def compare(reference: Setting, setting: Setting, tag: str) -> tuple[Change | None, str]:
     """The difference between two settings, seed by seed and level by level; or why it is unknown."""
     for one in (reference, setting):
-        if not one.is_comparable():
+        if not one.is_comparable:
             return None, f"{one.title} has not ended ({one.status})"
     others = {trial.cell.seed: trial for trial in reference.trials}
     pairs = [(others[trial.cell.seed], trial) for trial in setting.trials if trial.cell.seed in others]
@@ -249,24 +235,12 @@ def compare(reference: Setting, setting: Setting, tag: str) -> tuple[Change | No
     return Change(paired_difference(before, after), tuple(by_seed)), ""
 
 
-def seed_interval(differences: Sequence[float]) -> Interval | None:
-    """Student's 95 % interval of the mean; None for a single value."""
-    num = len(differences)
-    if num < 2:
-        return None
-    quantile = T[num - 2] if num - 2 < len(T) else 1.96 + 2.4 / (num - 1)  # to the second digit
-    reach = quantile * stdev(differences) / math.sqrt(num)
-    return Interval(fmean(differences) - reach, fmean(differences) + reach)
-
-
-# --- words --------------------------------------------------------------------------------------------------------
+# --- sentences ----------------------------------------------------------------------------------------------------
 
 
 def headline(found: Sequence[Standing]) -> tuple[str, str]:
     """The finding in one line, and its tone: good, bad or flat."""
-    reference = next((standing for standing in found if standing.is_reference), None)
-    kinds = _by_kind(found)
-    compared = sum(len(kinds[kind]) for kind in ("more", "less", "unsure", "noise"))
+    reference, kinds, compared = _sorted(found)
     stopped = [standing.setting.title for standing in found if standing.setting.stops and not standing.is_reference]
     if reference is not None and not compared and stopped:
         return f"Stopped early by a rule: {', '.join(stopped)}", "bad"
@@ -284,57 +258,53 @@ def headline(found: Sequence[Standing]) -> tuple[str, str]:
 
 def findings(found: Sequence[Standing]) -> list[str]:
     """Which differences are real and which are noise, in plain sentences."""
-    reference = next((standing for standing in found if standing.is_reference), None)
+    reference, kinds, compared = _sorted(found)
     if reference is None:
         return ["No setting has been validated to its end yet."]
-    kinds = _by_kind(found)
-    sentences = [f"Compared with {reference.setting.title}, {_success_text(reference)}, on the same validation levels."]
-    if kinds["more"] or kinds["less"]:
-        listed = ", ".join(_told(standing) for standing in (*kinds["more"], *kinds["less"]))
-        sentences.append(f"More than noise: {listed}.")
-    if kinds["unsure"]:
-        listed = ", ".join(_told(standing) for standing in kinds["unsure"])
-        sentences.append(
-            f"More than noise on these levels, but not over the seeds, which differ among themselves: {listed}."
-        )
-    if kinds["noise"]:
-        sentences.append(f"Within noise: {', '.join(_told(standing) for standing in kinds['noise'])}.")
-    sentences += _unfinished(found)
-    sentences += _caveats(found, sum(len(kinds[kind]) for kind in ("more", "less", "unsure", "noise")))
-    return sentences
+    success = value_text("success", reference.success) if reference.success else "without a validation"
+    sentences = [f"Compared with {reference.setting.title}, {success}, on the same validation levels."]
+    for heading, members in (
+        ("More than noise", [*kinds["more"], *kinds["less"]]),
+        ("More than noise on these levels, but not over the seeds, which differ among themselves", kinds["unsure"]),
+        ("Within noise", kinds["noise"]),
+    ):
+        if members:
+            changes = (f"{one.setting.title} {change_text(one.change)}" for one in members)
+            sentences.append(f"{heading}: {', '.join(changes)}.")
+    return [*sentences, *_unfinished(found), *_caveats(found, compared)]
 
 
-def _by_kind(found: Sequence[Standing]) -> dict[str, list[Standing]]:
-    """Comparisons by verdict. What a rule has stopped had less training, and is told apart."""
-    kinds: dict[str, list[Standing]] = {kind: [] for kind in ("more", "less", "unsure", "noise")}
+def _sorted(found: Sequence[Standing]) -> tuple[Standing | None, dict[str, list[Standing]], int]:
+    """The reference, the comparisons by verdict, and their number.
+
+    A run that a rule has stopped had less training, and is reported separately.
+    """
+    reference = next((standing for standing in found if standing.is_reference), None)
+    kinds: dict[str, list[Standing]] = {kind: [] for kind in VERDICTS}
     for standing in found:
         if standing.change is not None and not standing.setting.stops:
             kinds[standing.change.verdict].append(standing)
-    return kinds
+    return reference, kinds, sum(map(len, kinds.values()))
 
 
 def _unfinished(found: Sequence[Standing]) -> list[str]:
-    stopped = [f"{s.setting.title} ({s.setting.stops})" for s in found if s.setting.stops]
-    waiting = [f"{s.setting.title} ({s.setting.status})" for s in found if not s.setting.is_comparable()]
-    unknown = [
-        f"{s.setting.title} ({s.problem})"
-        for s in found
-        if s.problem and s.setting.is_comparable() and s.change is None
-    ]
-    sentences = []
-    if stopped:
-        sentences.append(f"Stopped early, which counts as a failed training regime: {'; '.join(stopped)}.")
-    if waiting:
-        sentences.append(f"Not ended: {'; '.join(waiting)}.")
-    if unknown:
-        sentences.append(f"Not comparable: {'; '.join(unknown)}.")
-    return sentences
+    ended = [one for one in found if one.setting.is_comparable]
+    waiting = [one for one in found if not one.setting.is_comparable]
+    parts = {
+        "Stopped early, which counts as a failed training regime": [
+            f"{one.setting.title} ({one.setting.stops})" for one in found if one.setting.stops
+        ],
+        "Not ended": [f"{one.setting.title} ({one.setting.status})" for one in waiting],
+        "Not comparable": [
+            f"{one.setting.title} ({one.problem})" for one in ended if one.problem and one.change is None
+        ],
+    }
+    return [f"{heading}: {'; '.join(listed)}." for heading, listed in parts.items() if listed]
 
 
 def _caveats(found: Sequence[Standing], num_compared: int) -> list[str]:
     sentences = []
-    seeds = max((len(standing.setting.trials) for standing in found), default=0)
-    if num_compared and seeds == 1:
+    if num_compared and max(len(standing.setting.trials) for standing in found) == 1:
         sentences.append(
             "One training seed: a difference is one between these runs. Whether the setting makes it, only more seeds "
             "(--seeds 3) can tell."
@@ -344,14 +314,6 @@ def _caveats(found: Sequence[Standing], num_compared: int) -> list[str]:
             f"Of {num_compared} comparisons at 95 %, about {0.05 * num_compared:.1f} would look real by chance alone."
         )
     return sentences
-
-
-def _success_text(standing: Standing) -> str:
-    return value_text("success", standing.success) if standing.success else "without a validation"
-
-
-def _told(standing: Standing) -> str:
-    return f"{standing.setting.title} {change_text(standing.change)}"
 
 
 def change_text(change: Change | None) -> str:
@@ -370,14 +332,4 @@ def verdict_text(standing: Standing) -> str:
         return "reference"
     if standing.setting.stops:
         return "stopped early"
-    if standing.change is None:
-        return standing.problem
-    return VERDICTS[standing.change.verdict]
-
-
-VERDICTS: Mapping[str, str] = {
-    "more": "better, more than noise",
-    "less": "worse, more than noise",
-    "unsure": "more than noise here, but the seeds vary",
-    "noise": "within noise",
-}
+    return standing.problem if standing.change is None else VERDICTS[standing.change.verdict]

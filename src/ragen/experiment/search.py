@@ -1,98 +1,93 @@
 """The hyper-parameter search: each group starts from the best values of the groups before it.
 
     fixed_values(spec, {"env_name": "sokoban", "search_group": "2"}, options)    # ({"train_batch_size": "8", …}, {})
-    carry(plan)                                                                  # after its runs: the best of them
+    carry(plan)                                                                  # after its runs: stores the best
 
-What a group has found is one JSON file, which is read as data and never evaluated. It says for which environment and
-model it was found, and is refused for others. A run's score is the mean return of its last validation; with seeds, the
-mean over them. A run that failed or that a rule stopped has none.
+The result of a group is one JSON file. It names its environment and model, and is refused for others. A run's score is
+the mean return of its last validation; with seeds, the mean over them. A run that failed or that a rule stopped has no
+score.
 """
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ragen.errors import ConfigError
-from ragen.experiment.cell import Cell, Options, Plan
-from ragen.experiment.values import make
-
-if TYPE_CHECKING:
-    from ragen.experiment.spec import Spec
+from ragen.experiment.plan import Options, Plan
+from ragen.experiment.spec import Spec, load
+from ragen.experiment.template import make
+from ragen.store.fsync import write_whole
+from ragen.store.run_folder import RunFolder
+from ragen.store.sweep_results import Cell
 
 SCORE = "val-env/reward"
 
 
-def axes(spec: "Spec", settings: Mapping[str, str]) -> list[str]:
-    """What the chosen group varies; nothing in an experiment that is no search."""
-    return list(_groups(spec)[settings["search_group"]]) if spec.search else []
+def axes(spec: Spec, settings: Mapping[str, str]) -> list[str]:
+    """What the chosen group varies; nothing in an experiment that is not a search."""
+    return list(spec.search.groups[settings["search_group"]]) if spec.search.groups else []
 
 
-def grid(spec: "Spec", settings: Mapping[str, str]) -> list[tuple[str, list[str]]]:
-    parameters = _groups(spec)[settings["search_group"]]
-    return [(name, list(entry["values"])) for name, entry in parameters.items()]
+def grid(spec: Spec, settings: Mapping[str, str]) -> dict[str, list[str]]:
+    return {name: one.values for name, one in spec.search.groups[settings["search_group"]].items()}
 
 
-def _groups(spec: "Spec") -> dict[str, dict[str, Any]]:
-    return spec.search["groups"]
+# --- before a group -----------------------------------------------------------------------------------------------
 
 
-# --- what is known before a group ---------------------------------------------------------------------------------
-
-
-def fixed_values(spec: "Spec", given: Mapping[str, str], options: Options) -> tuple[dict[str, str], dict[str, str]]:
+def fixed_values(spec: Spec, given: Mapping[str, str], options: Options) -> tuple[dict[str, str], dict[str, str]]:
     """The values of all other groups: as given, as found, or those of the published start; and what was assumed.
 
     A group before this one must have been given or found; a dry run assumes its published start instead.
     """
-    group = given["search_group"]
-    if group not in _groups(spec):
-        raise ConfigError(f"--search_group {group}: there is no such group; choose from {', '.join(_groups(spec))}")
-    for name in _groups(spec)[group]:
+    groups, group = spec.search.groups, given["search_group"]
+    if group not in groups:
+        raise ConfigError(f"--search_group {group}: there is no such group; choose from {', '.join(groups)}")
+    for name in groups[group]:
         if name in given:
-            raise ConfigError(f"--{name} {given[name]}: is what group {group} searches; leave it out")
+            raise ConfigError(f"--{name} {given[name]}: is what group {group} searches; remove it")
     found: dict[str, str] = {}
     assumed: dict[str, str] = {}
-    for other, parameters in _groups(spec).items():
-        missing = [name for name in parameters if name not in given]
-        if other == group or not missing:
+    for other, parameters in groups.items():
+        published = {name: one.later for name, one in parameters.items() if name not in given}
+        if other == group or not published:
             continue
-        if other > group:
-            found |= {name: parameters[name]["later"] for name in missing}
-            continue
-        known = _found(spec, other, given, options)
-        if known is None:
-            known = {name: parameters[name]["later"] for name in missing}
-            assumed |= known
-        found |= {name: known[name] for name in missing}
+        known = None if other > group else _found(spec, other, given, options)
+        found |= published if known is None else {name: known[name] for name in published}
+        if other < group and known is None:
+            assumed |= published
     return found, assumed
 
 
-def _found(spec: "Spec", group: str, given: Mapping[str, str], options: Options) -> dict[str, str] | None:
-    """What a group before this one has found; None where a dry run has to do without."""
-    path = _path(spec, group)
+def _found(spec: Spec, group: str, given: Mapping[str, str], options: Options) -> dict[str, str] | None:
+    """What a group before this one has found; None if a dry run has to do without."""
+    path, parameters = _path(spec, group), spec.search.groups[group]
+    flags = [f"--{name}" for name in parameters]
     if not path.is_file():
         if options.dry_run:
             return None
-        flags = " ".join(f"--{name} …" for name in _groups(spec)[group])
         base = f" --exp_base_name {given['exp_base_name']}" if "exp_base_name" in given else ""
         base += f" --model {options.model}" if options.model else ""
         raise ConfigError(
-            f"{path} is not there: group {given['search_group']} starts from what group {group} finds. Run first\n"
+            f"{path} not found: group {given['search_group']} starts from what group {group} finds. Run first\n"
             f"  bash {spec.script} --env_name {given['env_name']}{base} --search_group {group}\n"
-            f"or give {flags}"
+            f"or give {' '.join(f'{flag} …' for flag in flags)}"
         )
     stored = _read(path)
-    for key, now in (("environment", given["env_name"]), ("model", _model(spec, options))):
+    for key, now in (("environment", given["env_name"]), ("model", options.model or spec.model)):
         if stored.get(key) != now:
             raise ConfigError(
                 f"{path} was found for {key} {stored.get(key)}, not for {now}: run group {group} again, "
-                f"or give {', '.join(f'--{name}' for name in _groups(spec)[group])}"
+                f"or give {', '.join(flags)}"
             )
-    return {name: _checked(stored, name, entry["kind"], path) for name, entry in _groups(spec)[group].items()}
+    for name in parameters:
+        if name not in stored["best"]:
+            raise ConfigError(f"{path} has no {name}: delete it and run its group again")
+    best = stored["best"]
+    return {name: make(one.kind, str(best[name]), f"{path}: {name}").text for name, one in parameters.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -105,75 +100,52 @@ def _read(path: Path) -> dict[str, Any]:
     return stored
 
 
-def _checked(stored: Mapping[str, Any], name: str, kind: str, path: Path) -> str:
-    if name not in stored["best"]:
-        raise ConfigError(f"{path} has no {name}: delete it and run its group again")
-    return make(kind, str(stored["best"][name]), f"{path}: {name}").text
+def _path(spec: Spec, group: str) -> Path:
+    return Path(spec.search.carried.format(group=group))
 
 
-def _path(spec: "Spec", group: str) -> Path:
-    return Path(spec.search["carried"].format(group=group))
-
-
-def _model(spec: "Spec", options: Options) -> str:
-    return options.model or spec.model or ""
-
-
-# --- what a group has found ---------------------------------------------------------------------------------------
+# --- after a group ------------------------------------------------------------------------------------------------
 
 
 def carry(plan: Plan) -> str:
-    """Store the best values of a group for the groups after it. Returns what to tell the user."""
-    from ragen.experiment.plan import expand
-    from ragen.experiment.spec import load
-    from ragen.store.run_folder import write_whole
-
+    """Store the best values of a group for the groups after it. Returns a line for the user."""
     spec, settings = load(plan.source), dict(plan.options.settings)
-    # Also those that were run before and not asked for this time.
-    cells = expand(plan.source, replace(plan.options, only=(), max_parallel=None)).cells
-    names = list(_groups(spec)[settings["search_group"]])
-    scored = _scores(cells, plan, names)
-    if not scored:
-        return f"no run of group {settings['search_group']} has a score: nothing is carried on"
-    best = max(scored, key=lambda values: scored[values])
+    group = settings["search_group"]
+    names = list(spec.search.groups[group])
+    scored = _scores(plan, names)
+    known = {values: fmean(scores) for values, scores in scored.items() if not any(map(math.isnan, scores))}
+    if not known:
+        return f"no run of group {group} has a score: nothing is stored for the next group"
+    best = max(known, key=known.__getitem__)
+    found = dict(zip(names, best, strict=True))
     record = {
-        "group": settings["search_group"],
+        "group": group,
         "environment": settings["env_name"],
-        "model": _model(spec, plan.options),
-        "best": dict(zip(names, best, strict=True)),
-        "score": scored[best],
+        "model": plan.options.model or spec.model or "",
+        "best": found,
+        "score": known[best],
         "metric": SCORE,
-        "runs": [{**dict(zip(names, values, strict=True)), "score": score} for values, score in scored.items()],
-        "without_score": len({_values(cell, names) for cell in cells}) - len(scored),
+        "runs": [{**dict(zip(names, values, strict=True)), "score": score} for values, score in known.items()],
+        "without_score": len(scored) - len(known),
     }
-    path = _path(spec, settings["search_group"])
+    path = _path(spec, group)
     write_whole(path, f"{json.dumps(record, indent=1)}\n".encode())
-    shown = ", ".join(f"{name}={value}" for name, value in record["best"].items())
-    return f"best of {len(scored)}: {shown} with a mean return of {record['score']:.4g}; kept in {path}"
+    values = ", ".join(f"{name}={value}" for name, value in found.items())
+    return f"best of {len(known)}: {values} with a mean return of {known[best]:.4g}; stored in {path}"
 
 
-def _scores(cells: tuple[Cell, ...], plan: Plan, names: list[str]) -> dict[tuple[str, ...], float]:
-    """Searched values -> score, of those of which every seed succeeded; in the order of the runs."""
-    from ragen.experiment.results import SummaryLog, latest_lines, status_of
-
-    lines = latest_lines(cells, plan.summary_fields, SummaryLog(plan.summary_path).text())
-    found: dict[tuple[str, ...], list[float | None]] = {}
-    for cell in cells:
-        succeeded = cell.name in lines and status_of(lines[cell.name]) == "success"
-        found.setdefault(_values(cell, names), []).append(score_of(cell) if succeeded else None)
-    return {values: fmean(scores) for values, scores in found.items() if None not in scores}
-
-
-def _values(cell: Cell, names: list[str]) -> tuple[str, ...]:
-    fields = dict(cell.fields)
-    return tuple(fields[name] for name in names)
+def _scores(plan: Plan, names: list[str]) -> dict[tuple[str, ...], list[float]]:
+    """Searched values -> score of each seed, NaN unless it succeeded. Also of runs that --only skipped this time."""
+    statuses = plan.statuses()
+    found: dict[tuple[str, ...], list[float]] = {}
+    for cell in plan.all_cells:
+        fields = dict(cell.fields)
+        scores = found.setdefault(tuple(fields[name] for name in names), [])
+        scores.append(score_of(cell) if statuses[cell.name] == "success" else math.nan)
+    return found
 
 
-def score_of(cell: Cell) -> float | None:
-    """The mean return of a run's last validation."""
-    from ragen.experiment.results import run_folder
-    from ragen.store.run_folder import RunFolder
-
-    folder = RunFolder(run_folder(cell.log_path) or cell.checkpoint_dir)
-    scores = [score for _, score in folder.read_metrics().series(SCORE) if math.isfinite(score)]
-    return scores[-1] if scores else None
+def score_of(cell: Cell) -> float:
+    """The mean return of a run's last validation; NaN without one."""
+    series = RunFolder(cell.run_folder).read_metrics().series(SCORE)
+    return next((score for _, score in reversed(list(series)) if math.isfinite(score)), math.nan)

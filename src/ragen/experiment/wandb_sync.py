@@ -1,10 +1,10 @@
-"""The offline runs of W&B that a batch has left, uploaded in one go.
+"""Uploads the offline W&B runs of a batch in one go.
 
     before = offline_runs()
     …
     for line in sync(offline_runs() - before): log.append([line])
 
-A failing upload is told and stops nothing: the runs stay on disk, and the line that tells it holds the command.
+A failed upload is logged, with the command that repeats it, and stops nothing: the runs stay on disk.
 """
 
 import os
@@ -21,26 +21,26 @@ MAX_LINES = 20
 
 
 def offline_runs(environ: Mapping[str, str] = os.environ) -> set[Path]:
-    """What lies in `wandb/` of the current folder, or of WANDB_DIR."""
+    """Those in `wandb/` of the current directory, or of WANDB_DIR."""
     return set((Path(environ.get("WANDB_DIR") or ".") / "wandb").glob("offline-run-*"))
 
 
 def sync(
     runs: Set[Path], environ: Mapping[str, str] = os.environ, command: tuple[str, ...] = (sys.executable, "-m", "wandb")
 ) -> list[str]:
-    """Upload these runs; returns what there is to say about it."""
+    """Upload these runs; returns lines for the summary log."""
     if not runs:
         return ["W&B: no new offline runs"]
-    words = [*command, "sync", *map(str, sorted(runs))]
-    later = f"later: {shlex.join(['wandb', *words[len(command) :]])}"
+    arguments = [*command, "sync", *map(str, sorted(runs))]
+    later = f"later: {shlex.join(['wandb', *arguments[len(command) :]])}"
     mode, why = wandb_mode(environ)
     if mode != "online":
         return [f"W&B: {len(runs)} offline runs are not uploaded ({why}); {later}"]
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run(arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
-        return [f"W&B: the upload of {len(runs)} offline runs was given up after {LIMIT:.0f} s; {later}"]
-    said = [f"  {line}" for line in (done.stdout + done.stderr).splitlines() if line.strip()][-MAX_LINES:]
+        return [f"W&B: the upload of {len(runs)} offline runs timed out after {LIMIT:.0f} s; {later}"]
+    output = [f"  {line}" for line in (done.stdout + done.stderr).splitlines() if line.strip()][-MAX_LINES:]
     if done.returncode:
-        return [f"W&B: the upload of {len(runs)} offline runs failed (exit status {done.returncode}); {later}", *said]
-    return [f"W&B: uploaded {len(runs)} offline runs", *said]
+        return [f"W&B: the upload of {len(runs)} offline runs failed (exit status {done.returncode}); {later}", *output]
+    return [f"W&B: uploaded {len(runs)} offline runs", *output]

@@ -12,7 +12,8 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 
-ESCAPE = "\x1b"
+from ragen.terminal import ESCAPE
+
 END_OF_INPUT = ("", "\x04")
 SECONDS_WITHIN_A_SEQUENCE = 0.05
 LONGEST_SHOWN = 40

@@ -11,7 +11,7 @@ prompt; their samples and their luck differ.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ragen.agent.episode import EpisodeState, noise_stream, take_turn
+from ragen.agent.episode import actions_left, noise_stream, take_turn
 from ragen.agent.parse import parse_reply
 from ragen.agent.prompt import STYLES
 from ragen.agent.rules import AgentRules
@@ -23,7 +23,7 @@ from ragen.engine.base import Engine, Prompt, Sampled, Sampling
 from ragen.env.base import Environment, Tag
 from ragen.env.registry import make
 from ragen.prng import Coordinate, bits
-from ragen.types import Episode, Group, Turn
+from ragen.types import Episode, EpisodeState, Group, Turn
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class PlayedEpisode:
             return None
         world, episode = self.world, self.episode
         self.turn_text = world.view.prompt.turn_text(
-            len(self.turns) + 1, episode.state, episode.actions_left(world.tag), episode.warn_invalid
+            len(self.turns) + 1, episode.state, actions_left(episode, world.tag), episode.warn_invalid
         )
         self.given = WINDOWS[world.rules.context_window_mode](world.view, self.turns, self.turn_text)
         if self.given.too_long:

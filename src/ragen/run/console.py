@@ -10,15 +10,15 @@
 
 On a terminal it is a panel that stays in place. Elsewhere (a pipe, a log file, a dumb terminal, or `trainer.logger`
 without `console`) it is exactly one line a step, `step:10 - actor/entropy:0.4123 - …`, for people who grep. The first
-and the last printed line name the run folder, in both. Errors go to stderr; a rule that ends a run is none, its line
-stands among the others.
+and the last printed line name the run folder, in both. Errors go to stderr; a rule that ends a run is not an error:
+its line stands among the others.
 """
 
 import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, TextIO
@@ -31,14 +31,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ragen.format import compact, duration, percent, short
+from ragen.format import compact, duration, percent, short, sparkline
 
 Summary = Mapping[str, Any]
 
 VALIDATION = "val-env/"
 REFRESH_PER_SECOND = 4
 SPARK_STEPS = 60  # training steps that the small curve shows, at most
-SPARKS = "▁▂▃▄▅▆▇█"
 MAX_TAGS = 4
 MAX_WIDTH = 100
 LABEL_WIDTH = 11
@@ -99,7 +98,7 @@ class PlainConsole:
         print(text, file=sys.stderr, flush=True)
 
     def close(self, report: str | PathLike[str] | None = None) -> None:
-        """Say what the last line names: the report, which lies in the run folder."""
+        """Name the report in the last line."""
         if report is not None:
             self._last_line = f"report: {report}"
 
@@ -190,7 +189,7 @@ class LiveConsole:
         print(text, file=sys.stderr, flush=True)
 
     def close(self, report: str | PathLike[str] | None = None) -> None:
-        """Say what the last line names: the report, which lies in the run folder."""
+        """Name the report in the last line."""
         if report is not None:
             self._last_line = f"report: {report}"
 
@@ -386,7 +385,7 @@ def _number(metrics: Mapping[str, Any], key: str) -> float | None:
 
 
 def _dropped(metrics: Mapping[str, Any]) -> list[tuple[float, str]]:
-    """Why groups were left out, and how many for each reason, the most frequent first."""
+    """Why groups were dropped, and how many for each reason, the most frequent first."""
     counts = [(_number(metrics, key) or 0, key.removeprefix(FILTER_REASON)) for key in metrics if FILTER_REASON in key]
     reasons = [(count, name.replace("_", " ")) for count, name in counts if count and name != "kept"]
     return sorted(reasons, key=lambda reason: -reason[0])
@@ -406,10 +405,3 @@ def _line() -> Text:
 
 def _label(name: str) -> Text:
     return _line().append(f"{name[: LABEL_WIDTH - 1]:<{LABEL_WIDTH}}", "dim")
-
-
-def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
-    """A curve of one line, from its own lowest to its own highest value unless told other ends."""
-    low, high = (min(values) if low is None else low), (max(values) if high is None else high)
-    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(SPARKS[round((value - low) * scale)] for value in values)

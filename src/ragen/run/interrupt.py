@@ -4,7 +4,7 @@
         while not interrupt.is_set:
             ...
 
-In the middle of a step the weights belong to no step: whoever stops between steps can save, and loses nothing.
+In the middle of a step the weights belong to no step: a run that stops between steps can save and loses nothing.
 """
 
 import signal
@@ -39,4 +39,4 @@ class Interrupt:
             return
         self.is_set = True
         with suppress(RuntimeError):  # the signal may come in the middle of a print, and prints do not nest
-            self._note("interrupted: the step is brought to its end first; once more to stop at once")
+            self._note("interrupted: finishing this step first; press Ctrl-C again to stop at once")

@@ -1,4 +1,4 @@
-"""A run that does not fit into memory: what it took, what to lower, and the words that lower it.
+"""A run that does not fit into memory: what it used, what to lower, and the overrides that lower it.
 
     with explained(config, device, folder):
         ...                                        # raises OutOfMemory, whose message is for the user
@@ -41,37 +41,37 @@ GIB = 2**30
 
 
 class OutOfMemory(RunFailed):
-    """`words` are overrides under which the run takes about half."""
+    """`overrides` make the run use about half."""
 
-    def __init__(self, message: str, words: list[str]):
+    def __init__(self, message: str, overrides: list[str]):
         super().__init__(message)
-        self.words = words
+        self.overrides = overrides
 
 
 @contextmanager
 def explained(config: Config, device: torch.device, folder: Path) -> Iterator[None]:
-    """Turn what torch says about memory into what a user can do. `folder` is that of the run."""
+    """Turn torch's out-of-memory errors into advice. `folder` is the run's."""
     try:
         yield
     except RuntimeError as error:
         if not _is_about_memory(error):
             raise
-        going_on = [] if config.rl_or_sft == "sft" else _going_on(folder)
-        raise OutOfMemory(_message(config, device), [*smaller(config), *going_on]) from error
+        resuming = [] if config.rl_or_sft == "sft" else _resume_overrides(folder)
+        raise OutOfMemory(_message(config, device), [*smaller(config), *resuming]) from error
 
 
 def smaller(config: Config) -> list[str]:
-    """Overrides with half the values, as far as they can be halved. Each holds with those before it."""
+    """Overrides with half the values, where they can be halved."""
     if config.rl_or_sft == "sft":
         return [f"{key}={value_at(config, key) // 2}" for key in SFT_KEYS if (value_at(config, key) or 0) > 1]
     keys = [UPDATE, *([CRITIC] if derive.critic_model(config).needed else []), SCORE]
     if value_at(config, LENGTH) // 2 <= value_at(config, REPLY):
-        keys.append(REPLY)  # a prompt needs room beside it
+        keys.append(REPLY)  # a prompt needs some of the length too
     return [f"{key}={value_at(config, key) // 2}" for key in [*keys, LENGTH] if value_at(config, key) > 1]
 
 
 def _is_about_memory(error: RuntimeError) -> bool:
-    """A GPU's has a class of its own, main memory's only a text."""
+    """CUDA has an error class; main memory only a text."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
@@ -85,7 +85,7 @@ def _message(config: Config, device: torch.device) -> str:
     width = max(len(key) for key in keys)
     lines += [f"  {key:<{width}}  now {value_at(config, key) or 'all':<6} {meaning}" for key, meaning in keys.items()]
     if config.rl_or_sft == "rl" and value_at(config, UPDATE) == value_at(config, SCORE) == 1:
-        lines.append("Sequences are computed one by one already: a smaller model, or a device with more memory, helps")
+        lines.append("Sequences are computed one by one already: use a smaller model or a device with more memory")
     return "\n".join(lines)
 
 
@@ -98,15 +98,15 @@ def _peak(device: torch.device) -> tuple[int, int]:
 
 
 def _held_by_others(device: torch.device) -> int:
-    """What this process cannot have, whatever it lowers, in bytes. Only a GPU tells."""
+    """Bytes in use by other processes; known for a GPU only."""
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device)
 
 
-def _going_on(folder: Path) -> list[str]:
-    """With other values it is another run: one that begins where this one was saved, if it was."""
+def _resume_overrides(folder: Path) -> list[str]:
+    """With other values it is another run: it starts from the last checkpoint of this one."""
     checkpoint = disk.latest(folder)
     if checkpoint is None or not disk.is_resumable(checkpoint):
         return []

@@ -1,12 +1,12 @@
-"""What a run shows and stores, in one hand: the console, the run folder, W&B and TensorBoard.
+"""Single entry point for logging: the console, the run folder, W&B and TensorBoard.
 
-    with recording(config, decision) as record:
-        with record.phase("rollout", total=128):
-            record.advance(16)
-        record.step(10, metrics)
-        report = record.ended("finished", step=10)
+    with run_logger(config, decision) as log:
+        with log.phase("rollout", total=128):
+            log.advance(16)
+        log.step(10, metrics)
+        report = log.ended("finished", step=10)
 
-Of several workers only the first records; the others have a `Silent` one.
+Of several workers only the first logs; the others have a `NullLogger`.
 """
 
 import json
@@ -17,11 +17,13 @@ from typing import Any
 
 from ragen.config.schema import Config
 from ragen.diagnose.health import Health
-from ragen.report.html import write_report
+from ragen.report.run_report import write_report
 from ragen.run.console import make_console
 from ragen.run.sinks import Sink, make_sinks
+from ragen.store.episodes import episode_record
+from ragen.store.fsync import write_whole
 from ragen.store.resume import Decision
-from ragen.store.run_folder import RunFolder, ending, episode_record, write_whole
+from ragen.store.run_folder import RunFolder, ending
 from ragen.types import Group
 
 Render = Callable[[str, Any], str]  # (tag, state) -> text
@@ -29,7 +31,7 @@ GROUP_TABLE = "group_rv_table.jsonl"
 GRADIENT_TABLE = "grad_group_rv_table.jsonl"
 
 
-class Silent:
+class NullLogger:
     """Shows and stores nothing."""
 
     def phase(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
@@ -60,10 +62,10 @@ class Silent:
         pass
 
 
-class Recorder(Silent):
+class RunLogger(NullLogger):
     def __init__(self, config: Config, folder: RunFolder, console: Any, sinks: Sequence[Sink]):
         self.config, self.folder, self.console, self.sinks = config, folder, console, sinks
-        self.health = Health.of(folder.read_metrics().rows)  # a run that goes on has a past
+        self.health = Health.of(folder.read_metrics().rows)  # a resumed run has a past
         self.status = "failed"  # until something better is known
 
     def phase(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
@@ -76,7 +78,7 @@ class Recorder(Silent):
         self.console.note(text)
 
     def step(self, step: int, metrics: dict[str, float]) -> None:
-        """On disk first: whoever reads the console can trust that it is stored."""
+        """On disk first: what the console shows is already stored."""
         warnings = self.health.add(step, metrics)
         if self.health.last_step == step:
             metrics = metrics | self.health.metrics()
@@ -91,7 +93,7 @@ class Recorder(Silent):
         self.console.validation(step, metrics)
 
     def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None:
-        """Into the run folder, and where the config wants them besides, as one plain JSON line for each."""
+        """Into the run folder and, if the config names one, into a second directory as plain JSON lines."""
         self.folder.write_episodes(step, split, groups, render)
         trainer = self.config.trainer
         elsewhere = {"train": trainer.rollout_data_dir, "val": trainer.validation_data_dir}.get(split)
@@ -119,7 +121,7 @@ class Recorder(Silent):
             sink.table(step, name, table)
 
     def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None:
-        """The end of a run, and its report. An interrupted run is not ended: it goes on some day."""
+        """Write the report and how the run ended. An interrupted run has not ended: it can be resumed."""
         self.status = status
         if rule is not None:
             self.console.stopped(rule, explanation)
@@ -127,15 +129,15 @@ class Recorder(Silent):
             report = write_report(self.folder)
         else:
             report = write_report(self.folder, ending(status, step, rule, explanation))
-            self.folder.write_finished(status, step, rule, explanation)  # last: a run that is killed before goes on
-        self.console.note(f"the report again, at any time: ./ragen report {self.folder}")
+            self.folder.write_finished(status, step, rule, explanation)  # last: a run killed before this line resumes
+        self.console.note(f"to write the report again: ./ragen report {self.folder}")
         self.console.close(report=report)
         return report
 
 
 @contextmanager
-def recording(config: Config, decision: Decision) -> Iterator[Recorder]:
-    """The recorder of a run in a folder that this process owns."""
+def run_logger(config: Config, decision: Decision) -> Iterator[RunLogger]:
+    """The logger of a run in a folder that this process owns."""
     folder, total = decision.folder, config.trainer.total_training_steps
     title = f"{config.trainer.experiment_name} · {config.model_path}"
     first = decision.first_step - 1
@@ -143,16 +145,16 @@ def recording(config: Config, decision: Decision) -> Iterator[Recorder]:
         folder.write_config(config)
         for name in (GROUP_TABLE, GRADIENT_TABLE):
             _forget_after(first, folder.path / name)
-        recorder = Recorder(config, folder, console, make_sinks(config, folder, first_step=first, say=console.note))
+        logger = RunLogger(config, folder, console, make_sinks(config, folder, first_step=first, say=console.note))
         try:
-            yield recorder
+            yield logger
         finally:
-            for sink in recorder.sinks:
-                sink.close(recorder.status)
+            for sink in logger.sinks:
+                sink.close(logger.status)
 
 
 def _forget_after(step: int, path: Path) -> None:
-    """What a run that goes on will write again, and half a line that a killed one left."""
+    """Drop what a resumed run will write again, and a torn last line."""
     if path.exists():
         lines = path.read_bytes().splitlines(keepends=True)
         write_whole(path, b"".join(line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] <= step))

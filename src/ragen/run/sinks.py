@@ -13,8 +13,8 @@ plain numbers are passed on, under the names that they have, and tables where th
 W&B writes to `wandb/` below the current folder, or to WANDB_DIR. It goes online only with a key (WANDB_API_KEY, or
 netrc) and a host that answers; else it is offline, and the line that says so holds the command that uploads the run
 later. It is given its key and its mode, so that it has nothing to ask for. The run's id is kept in the run folder: a
-resumed run goes on under it, and W&B drops the steps that it has already. TensorBoard's files lie in `tensorboard/` of
-the run folder.
+resumed run continues under it, and W&B drops the steps that it already has. TensorBoard's files are in `tensorboard/`
+of the run folder.
 """
 
 import netrc
@@ -36,15 +36,16 @@ import yaml
 
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict
-from ragen.store.run_folder import RunFolder, write_whole
+from ragen.extras import pip_command
+from ragen.store.fsync import write_whole
+from ragen.store.run_folder import RunFolder
 
 # How a run can end, and the exit status that stands for it.
 STATUSES = {"finished": 0, "failed": 1, "early_stopped": 3, "interrupted": 130}
 WANDB_ID = "wandb-id"
 ANSWER_S = 3.0  # how long a host may take to answer
-INIT_S = 20.0  # W&B: to begin a run online
+INIT_S = 20.0  # W&B: to start a run online
 FINISH_S = 60.0  # W&B: to upload the rest at the end; what is left over stays on disk
-INSTALL = "pip install -c constraints.txt"
 
 Say = Callable[[str], None]
 Write = Callable[[int, dict[str, float]], None]  # (step, metrics)
@@ -80,7 +81,7 @@ class Sink:
     def _try(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # whatever a library does wrong, training goes on
+        except Exception as error:  # a failing library must not end training
             self._is_on = False
             self._say(f"{self.name}: {_line(error)}; no more metrics go there, the run folder has them all")
 
@@ -117,7 +118,7 @@ def make_sinks(
             try:
                 sink = open_sink(opening)
             except Exception as error:
-                say(f"{name}: {_line(error)}; the run goes on without it")
+                say(f"{name}: {_line(error)}; the run continues without it")
             else:
                 sinks += [sink] if sink else []
     return sinks
@@ -143,7 +144,7 @@ def _open_wandb(opening: _Opening) -> Sink | None:
     except ImportError:
         wandb = None
     if not hasattr(wandb, "init"):  # a folder `wandb/` of earlier runs also imports, as an empty package
-        opening.say(f"W&B: the package is not installed ({INSTALL} wandb); the run goes on without it")
+        opening.say(f"W&B: the package is not installed ({pip_command('wandb')}); the run continues without it")
         return None
     mode, why = wandb_mode(opening.environ)
     if mode == "disabled":
@@ -151,20 +152,20 @@ def _open_wandb(opening: _Opening) -> Sink | None:
         return None
     if mode == "online":
         try:
-            run = _begin(wandb, opening, "online")
+            run = _start(wandb, opening, "online")
         except Exception as error:
             why = _line(error, secret=wandb_key(opening.environ))
             wandb.teardown()  # its service still holds the run's id
         else:
             opening.say(f"W&B: {run.url}")
             return _wandb_sink(wandb, run, opening)
-    run = _begin(wandb, opening, "offline")
+    run = _start(wandb, opening, "offline")
     place = os.path.relpath(Path(run.dir).parent)
     opening.say(f"W&B: offline ({why}); to upload the run later: {_wandb_command()} sync {place}")
     return _wandb_sink(wandb, run, opening)
 
 
-def _begin(wandb: Any, opening: _Opening, mode: str) -> Any:
+def _start(wandb: Any, opening: _Opening, mode: str) -> Any:
     online = mode == "online"
     wandb.setup(wandb.Settings(silent=True))  # what it says before there is a run
     settings = wandb.Settings(
@@ -214,7 +215,7 @@ def wandb_mode(environ: Mapping[str, str], answers: Callable[[str], bool] | None
     if asked in ("offline", "dryrun"):
         return "offline", f"WANDB_MODE={asked}"
     if asked not in ("", "online", "run"):
-        return "offline", f"WANDB_MODE={asked} is none of online, offline, disabled"
+        return "offline", f"WANDB_MODE={asked} is not online, offline or disabled"
     host = wandb_host(environ)
     if not wandb_key(environ):
         return "offline", f"no key for {urlsplit(host).netloc} in WANDB_API_KEY or netrc"
@@ -257,7 +258,7 @@ def _speaks(url: str, seconds: float) -> bool:
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=seconds).close()
     except urllib.error.HTTPError as error:
-        return error.code < 500 and error.code != 407  # those are a gateway's or a proxy's word, not the host's
+        return error.code < 500 and error.code != 407  # those come from a gateway or a proxy
     except (OSError, ValueError):
         return False
     return True
@@ -287,7 +288,8 @@ def _open_tensorboard(opening: _Opening) -> Sink | None:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        opening.say(f"TensorBoard: the package is not installed ({INSTALL} tensorboard); the run goes on without it")
+        how = pip_command("tensorboard")
+        opening.say(f"TensorBoard: the package is not installed ({how}); the run continues without it")
         return None
     place = opening.folder.path / "tensorboard"
     # Steps that an earlier process wrote, and that now come again, are hidden.

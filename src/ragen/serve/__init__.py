@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 from ragen.errors import ConfigError
 from ragen.evaluate.models import local_model
@@ -37,7 +36,6 @@ def serve(
     if api_key_env and not (key and key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError(f"--api-key-env {api_key_env}: the variable is not set, or is not a key without blanks")
     found = local_model(model)
-    _require_web()
     from ragen.serve.access import is_loopback
 
     if not (is_loopback(host) or key):
@@ -65,9 +63,3 @@ def serve(
 def base_of(host: str, port: int) -> str:
     """The address for clients; an IPv6 address is in brackets."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-
-
-def _require_web() -> None:
-    missing = [package for package in ("starlette", "uvicorn", "pydantic") if find_spec(package) is None]
-    if missing:
-        raise ConfigError(f"ragen serve needs {', '.join(missing)}: pip install 'ragen[serve]'")

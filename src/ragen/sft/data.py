@@ -6,15 +6,15 @@
     read_rows(folder / "train.parquet")
 
 A row is one answer: `prompt`, the messages before it (system, user, assistant, user …, exactly what a rollout shows),
-and `response`. `extra_info` tells where it belongs: a level (`index` is its seed), the number of its turn, and how many
+and `response`. `extra_info` says where it belongs: a level (`index` is its seed), the number of its turn, and how many
 turns the level took. Under the context mode `full` the last row of a level holds all its answers, the earlier ones as
 messages of its prompt.
 
-Sizes count levels. They are those of the split `sft` from `sft.data_generation.seed` on, in order, but for levels that
-cannot be won within the limits of an episode, that validation or a later evaluation starts from (`RESERVED` levels of
-`val` and of `test`), or, in the test rows, that training has seen. A bandit has but a handful of levels in all, so
-there the last two rules do not hold; a board so small that nearly all of its levels are played in evaluations gives up
-those that are not of this run. What is made depends on neither the number of processes nor their speed.
+Sizes count levels of the split `sft`, from `sft.data_generation.seed` on, in order. Skipped are levels that cannot be
+won within the limits of an episode, levels that validation or a later evaluation starts from (`RESERVED` levels of
+`val` and of `test`), and, in the test rows, levels that training has seen. A bandit has only a handful of levels, so
+the last two rules do not hold there; where evaluations play nearly all levels of a small board, only those of this run
+are skipped. The result depends neither on the number of processes nor on their speed.
 """
 
 import multiprocessing
@@ -37,15 +37,16 @@ from ragen.config.schema import Config
 from ragen.env.base import State, Tag
 from ragen.env.registry import make
 from ragen.errors import ConfigError
+from ragen.extras import require
 from ragen.sft.demonstrate import Played, Spoken, can_be_won, demonstrate, solver
-from ragen.store.run_folder import write_whole
+from ragen.store.fsync import write_whole
 
 SPLIT = "sft"
 FILES = {"train": "train.parquet", "test": "test.parquet"}
 CHUNK = 25  # levels that a process solves at a time
 MIN_LEVELS = 8 * CHUNK  # for fewer, starting processes takes longer than it saves
-PATIENCE = 2_000  # levels left out one after the other, before the settings are called impossible
-RESERVED = 512  # levels of a split that an evaluation plays, unless told otherwise
+PATIENCE = 2_000  # consecutive skipped levels before the settings are called impossible
+RESERVED = 512  # levels of a split that an evaluation plays by default
 
 Row = dict[str, Any]
 Message = dict[str, str]
@@ -108,7 +109,7 @@ class Data:
 
     train: list[Row]
     test: list[Row]
-    num_left_out: int
+    num_skipped: int
     success: float  # of the solver, over all levels: below 1 in a game of chance
     shared: float  # of the levels that evaluations play, how many are also trained
 
@@ -117,26 +118,26 @@ class Data:
 
 
 def make_data(lesson: Lesson, num_processes: int = 1, on_levels: Callable[[int], None] = lambda count: None) -> Data:
-    """Solve levels until both sets are full. `on_levels` is told how many more levels are in them."""
+    """Solve levels until both sets are full. `on_levels` receives the number of levels added."""
     own, played = _evaluation_starts(lesson)
     with _solving(lesson, num_processes, lesson.train_size + lesson.test_size) as levels:
-        solved, num_left_out = _choose(lesson, levels, own, played - own, on_levels)
+        solved, num_skipped = _choose(lesson, levels, own, played - own, on_levels)
     train, test = solved[: lesson.train_size], solved[lesson.train_size :]
     success = sum(level.success for level in solved) / len(solved)
     shared = len(played & {level.start for level in train}) / len(played)
-    return Data(_labelled(train, "train"), _labelled(test, "test"), num_left_out, success, shared)
+    return Data(_labelled(train, "train"), _labelled(test, "test"), num_skipped, success, shared)
 
 
 def _choose(
     lesson: Lesson, levels: Iterator[Solved], own: set[State], others: set[State], on_levels: Callable[[int], None]
 ) -> tuple[list[Solved], int]:
-    """The first levels that may be shown, as many as are asked for, and how many were left out.
+    """The first levels that may be shown, as many as asked for, and how many were skipped.
 
     `own` starts are never shown, those of `others` as long as there are more levels than these.
     """
     solved: list[Solved] = []
     trained: set[State] = set()
-    num_left_out, left_out = 0, []  # in all, and one after the other: whether only for the sake of others
+    num_skipped, skipped = 0, []  # in all, and one after the other: whether only for the sake of others
     while len(solved) < lesson.train_size + lesson.test_size:
         level, in_test = next(levels), len(solved) >= lesson.train_size
         is_taken = level.start in own or (in_test and level.start in trained)
@@ -146,15 +147,15 @@ def _choose(
                 trained.add(level.start)
             solved.append(level)
             on_levels(1)
-            left_out = []
+            skipped = []
             continue
-        num_left_out += 1
-        left_out.append(is_usable)
-        if len(left_out) == PATIENCE:
-            if not any(left_out):
+        num_skipped += 1
+        skipped.append(is_usable)
+        if len(skipped) == PATIENCE:
+            if not any(skipped):
                 raise _too_few(lesson, len(solved))
-            others, left_out = set(), []
-    return solved, num_left_out
+            others, skipped = set(), []
+    return solved, num_skipped
 
 
 def _labelled(levels: Sequence[Solved], split: str) -> list[Row]:
@@ -237,14 +238,14 @@ def _rows(lesson: Lesson, prompt: Prompt, seed: int, played: Played) -> Iterator
 
 
 def messages_before(prompt: Prompt, rules: AgentRules, past: Sequence[Spoken], turn_text: str) -> list[Message]:
-    """What a model is shown before its next answer, as chat messages: `ragen.agent.window` in words."""
+    """What a model is shown before its next answer, as chat messages: `ragen.agent.window` as text."""
     system = {"role": "system", "content": prompt.system_text()}
     shown = past if rules.context_window_mode == "full" else past[len(past) - _num_past(rules, past) :]
     if rules.context_window_mode == "single_turn":
         return [system, {"role": "user", "content": prompt.summary_text(shown, len(past)) + turn_text}]
     texts = [*(turn.turn_text for turn in shown), turn_text]
     feedback = ["", *(prompt.feedback_text(turn.result.reward) for turn in shown)]
-    users = [{"role": "user", "content": told + text} for told, text in zip(feedback, texts, strict=True)]
+    users = [{"role": "user", "content": before + text} for before, text in zip(feedback, texts, strict=True)]
     replies = [{"role": "assistant", "content": turn.reply_text} for turn in shown]
     return [system, *(message for pair in zip(users, replies, strict=False) for message in pair), users[-1]]
 
@@ -264,12 +265,13 @@ def write_data(data: Data, folder: Path, replace: bool = False) -> None:
             write_whole(path, _parquet(rows))
         elif read_rows(path) != rows:
             raise ConfigError(
-                f"{path} holds other rows than those of this run: give sft.data_generation.data_dir another folder, "
+                f"{path} holds other rows than this run's: set sft.data_generation.data_dir to another directory, "
                 f"or move the file away"
             )
 
 
 def _parquet(rows: Sequence[Row]) -> bytes:
+    require("sft")
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -290,10 +292,11 @@ def _parquet(rows: Sequence[Row]) -> bytes:
 
 
 def read_rows(path: Path) -> list[Row]:
+    require("sft")
     import pyarrow
     import pyarrow.parquet
 
     try:
         return pyarrow.parquet.read_table(path).to_pylist()
     except pyarrow.ArrowInvalid as error:
-        raise ConfigError(f"{path} is no Parquet file ({str(error).splitlines()[0]}): move it away") from None
+        raise ConfigError(f"{path} is not a Parquet file ({str(error).splitlines()[0]}): move it away") from None

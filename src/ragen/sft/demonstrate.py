@@ -1,4 +1,4 @@
-"""A player that is no model plays a level, in the words of a rollout. No torch and no tokenizer in here.
+"""A solver plays a level, with the texts of a rollout. No torch and no tokenizer in here.
 
     played = demonstrate(env, tag, rules, prompt, env.reset(7, "sft"), solver(env, tag, rules), noise_stream(7, 0, 0))
     played.turns[0].turn_text, played.turns[0].reply_text        # what a model reads, and what it should say
@@ -6,24 +6,25 @@
 
 Fine-tuning data and the conversations that `pocket` is made from both come from here; only their players differ. The
 solver of fine-tuning plays perfectly: the shortest solution where nothing is left to chance, else the actions that win
-most often with the turns that are left. It has nothing to say besides: its think block is empty.
+most often with the turns that are left. Its think block is empty.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ragen.agent.episode import EpisodeState, NoiseOfStep, TurnResult, take_turn
+from ragen.agent.episode import NoiseOfStep, actions_left, take_turn
 from ragen.agent.prompt import Prompt
 from ragen.agent.rules import AgentRules
 from ragen.env.base import Action, Environment, State, Tag
 from ragen.env.solve import Budget, best_actions, optimal_success
+from ragen.types import EpisodeState, TurnResult
 
-Player = Callable[[EpisodeState], tuple[str, list[Action]]]  # what is thought, and what is done
+Player = Callable[[EpisodeState], tuple[str, list[Action]]]  # thought and actions
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """One turn in words. `ragen.types.Turn` has the same names for the same things."""
+    """One turn as text; names as in `ragen.types.Turn`."""
 
     state_text: str
     turn_text: str
@@ -33,7 +34,7 @@ class Spoken:
 
 @dataclass(frozen=True)
 class Played:
-    """A level from its start to its end, or to where it was broken off."""
+    """A level from its start to its end, or to where it was cut off."""
 
     turns: tuple[Spoken, ...]
     final: EpisodeState
@@ -49,13 +50,13 @@ def demonstrate(
     noise: NoiseOfStep,
     is_secret: Callable[[str], bool] = lambda state_text: False,
 ) -> Played:
-    """Play a level. Where the player comes to a secret state, the game is broken off before that is shown."""
+    """Play a level. It is cut off before a secret state is shown."""
     turns: list[Spoken] = []
     standing = EpisodeState(start)
     while not standing.finished and not is_secret(shown := env.render(standing.state)):
         thought, actions = player(standing)
         names = [env.action_names(standing.state)[action] for action in actions]
-        left = standing.actions_left(tag)
+        left = actions_left(standing, tag)
         turn_text = prompt.turn_text(len(turns) + 1, standing.state, left, standing.warn_invalid)
         standing, result = take_turn(env, tag, rules, standing, names, noise)
         turns.append(Spoken(shown, turn_text, reply(rules, thought, names), result))
@@ -69,14 +70,14 @@ def reply(rules: AgentRules, thought: str, names: list[str]) -> str:
 
 
 def solver(env: Environment, tag: Tag, rules: AgentRules, max_depth: int = 100) -> Player:
-    """The perfect player. Where nothing can win any more within the limits, it plays on as if there were more turns."""
+    """The perfect player. Where nothing can win within the limits, it plays as if there were more turns."""
 
     def play(standing: EpisodeState) -> tuple[str, list[Action]]:
-        left = Budget(rules.max_turn - standing.num_turns, rules.max_actions_per_turn, standing.actions_left(tag))
+        left = Budget(rules.max_turn - standing.num_turns, rules.max_actions_per_turn, actions_left(standing, tag))
         if optimal_success(env, standing.state, left) == 0:
             left = Budget(max_depth, rules.max_actions_per_turn, max_depth * rules.max_actions_per_turn)
         actions = best_actions(env, standing.state, left)
-        return "", list(actions[: standing.actions_left(tag)])
+        return "", list(actions[: actions_left(standing, tag)])
 
     return play
 

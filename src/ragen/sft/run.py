@@ -1,4 +1,4 @@
-"""Fine-tuning from solved levels to a model that has been seen playing.
+"""Fine-tuning: from solved levels to a validated model.
 
     run = fine_tune(config)              # rl_or_sft=sft; -> Run, as of any training
     tuned = tune(config)                 # the same; tuned.output / MERGED is the model
@@ -10,45 +10,43 @@
       merged_model/                                the best of them, merged into its base: transformers opens it
       merged_model/validate.log                    how it played the validation levels of RL
 
-The same command goes on where it was stopped. A finished run, one of other settings, and a folder that holds a merged
-model of other origin are left alone: a numbered sibling of the output folder is taken, `models/sft-2`.
+The same command resumes. A finished run, one with other settings, and a directory that holds another merged model are
+left untouched: a numbered sibling of the output directory is used, `models/sft-2`.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ragen.agent.template import ChatTemplate
-from ragen.config import derive, devices
+from ragen.checkpoint.model_folder import write_model_folder
+from ragen.checkpoint.parts import part_of
+from ragen.checkpoint.save import CheckpointStore
+from ragen.config import derive
 from ragen.config.schema import Config
-from ragen.distributed.workers import Workers
 from ragen.engine.native.engine import NativeEngine
 from ragen.format import percent
 from ragen.model.load import Source, find_model, load_model
 from ragen.rollout.collect import World
-from ragen.run import memory
 from ragen.run.clock import Clock
 from ragen.run.console import step_line
-from ragen.run.interrupt import Interrupt
-from ragen.run.run_logger import Silent, recording
+from ragen.run.progress import progress
+from ragen.run.session import Run, Session, joined, session
 from ragen.sft.data import Data, Lesson, Row, make_data, write_data
-from ragen.sft.output_dir import MERGED, place
+from ragen.sft.output_dir import choose_output
 from ragen.sft.tokens import num_answers
-from ragen.sft.train import Tuner, plan
-from ragen.store.checkpoint import part_of, write_model_folder
-from ragen.store.resume import Decision, claimed
-from ragen.store.run_folder import write_whole
-from ragen.train.loop import Run
+from ragen.sft.train import Tuner, plan_batches
+from ragen.store.fsync import write_whole
+from ragen.store.lineage import MERGED
+from ragen.store.resume import Decision
 from ragen.train.validation import Validator
 
-VALIDATE_LOG = "validate.log"
+TRAIN_LOG, VALIDATE_LOG = "train.log", "validate.log"
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """How fine-tuning ended. Who presses Ctrl-C in its last step gets a finished run, and wants no other after it."""
+    """How fine-tuning ended. Ctrl-C in its last step leaves a finished run, but no RL should follow."""
 
     run: Run
     is_interrupted: bool
@@ -65,51 +63,42 @@ def fine_tune(config: Config) -> Run:
 
 
 def tune(config: Config) -> Tuned:
-    """`fine_tune`, and whether somebody wanted it to stop."""
-    with ExitStack() as stack:
-        stack.enter_context(devices.visible(config.system.CUDA_VISIBLE_DEVICES))
-        workers = Workers.join()
-        stack.enter_context(workers.together())
-        source = find_model(config.sft.training.base_model)  # before anything else is built
+    """`fine_tune`, and whether the user asked it to stop."""
+    with joined(config) as workers:
+        source = find_model(config.sft.training.base_model)  # before the folder is claimed
         data = workers.agree(_solve(config) if workers.is_first else None)
-        batches = plan(num_answers(data.train, derive.rules(config)), config)
+        batches = plan_batches(num_answers(data.train, derive.rules(config)), config)
         config = _as_run(config, len(batches))
-        decision = workers.agree(stack.enter_context(claimed(config, place)) if workers.is_first else None)
-        folder = decision.folder.path
-        stack.enter_context(memory.explained(config, workers.device, folder))
-        record = stack.enter_context(recording(config, decision)) if workers.is_first else Silent()
-        if workers.is_first:
-            _keep(data, config, decision)
-            record.note(describe(data, data_folder(config, folder.parent)))
-        with record.phase("loading"):
-            tuner = Tuner(config, source, data, batches, workers, record, folder)
-            if decision.checkpoint is not None:
-                tuner.restore(decision.checkpoint)
-        if decision.reason:
-            record.note(decision.reason)
-        with Interrupt(record.note) as interrupt:
-            status, step = tuner.fit(decision.first_step, lambda: workers.agree(interrupt.is_set))
-        is_interrupted = workers.agree(interrupt.is_set)
-        if status == "finished":
-            merged, best_step = _merge(tuner, source, folder.parent / MERGED), tuner.best.step
-            del tuner  # the merged model needs its room
-            _validate(config, merged, best_step, workers, record)
-        report = record.ended(status, step)
-        if status == "interrupted":
-            record.note(f"interrupted after step {step}: the same command goes on from there")
-    return Tuned(Run(folder, report, step, status), is_interrupted)
+        with session(config, workers, choose_output, _checkpoints, TRAIN_LOG) as run:
+            output = run.folder.path.parent
+            if workers.is_first:
+                _store_data(data, config, run.decision)
+                run.log.note(describe(data, data_folder(config, output)))
+            tuner = run.load(lambda: Tuner(config, source, data, batches, run))
+            ending = run.fit(tuner)
+            is_interrupted = run.is_interrupted()
+            if ending.status == "finished":
+                merged, best_step = _merge(tuner, source, output / MERGED), tuner.best.step
+                del tuner  # the merged model needs its memory
+                _validate(config, merged, best_step, run)
+            return Tuned(run.finish(ending), is_interrupted)
+
+
+def _checkpoints(folder: Path, note: Callable[[str], None]) -> CheckpointStore:
+    """Every epoch stays: the best one is merged."""
+    return CheckpointStore(folder, keep_actor=None, note=note)
 
 
 # --- where it happens ---------------------------------------------------------------------------------------------
 
 
 def data_folder(config: Config, output: Path) -> Path:
-    """Below the output folder, unless `data_dir` says where."""
+    """Below the output directory, unless `data_dir` is absolute."""
     return output / config.sft.data_generation.data_dir / config.sft.env_type
 
 
 def _as_run(config: Config, num_steps: int) -> Config:
-    """The config under which the run is stored and shown: named as `sft.*` says, with the budget that the data ask."""
+    """The config that the run stores and shows: names from `sft.*`, and a budget that follows from the data."""
     training = config.sft.training
     trainer = replace(
         config.trainer,
@@ -127,43 +116,29 @@ def _as_run(config: Config, num_steps: int) -> Config:
 
 def _solve(config: Config) -> Data:
     lesson, num_processes = Lesson.of(config), config.sft.data_generation.num_processes
-    with _progress("solving levels", lesson.train_size + lesson.test_size) as advance:
+    with progress("solving levels", lesson.train_size + lesson.test_size, "levels", is_brief=True) as advance:
         return make_data(lesson, num_processes, advance)
 
 
-def _keep(data: Data, config: Config, decision: Decision) -> None:
-    """Store the rows. In an output folder in which no run has begun, those of an attempt that failed before are
-    replaced; outside of it they may be another run's."""
+def _store_data(data: Data, config: Config, decision: Decision) -> None:
+    """Write the rows. Those of an attempt that failed before its first step are replaced, but only inside the output
+    folder: outside they may belong to another run."""
     output = decision.folder.path.parent
     folder = data_folder(config, output).resolve()
     is_ours = folder.is_relative_to(output.resolve())
-    write_data(data, folder, replace=is_ours and not decision.goes_on)
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the terminal, which goes away; nothing elsewhere: the first line of a log names the run folder."""
-    if not sys.stderr.isatty():
-        yield lambda num: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda num: bar.advance(task, num)
+    write_data(data, folder, replace=is_ours and not decision.resumes)
 
 
 def describe(data: Data, folder: Path) -> str:
     sizes = [f"{_num_levels(rows)} with {len(rows)} answers to {name}" for name, rows in data.sets().items()]
     return (
-        f"data: {', '.join(sizes)}; the solver wins {percent(data.success)}; {data.num_left_out} left out; "
-        f"{percent(data.shared)} of the levels that evaluations play are among those to train; {folder}"
+        f"data: {', '.join(sizes)}; the solver wins {percent(data.success)}; {data.num_skipped} skipped; "
+        f"{percent(data.shared)} of the evaluation levels are among the training levels; {folder}"
     )
 
 
 def _num_levels(rows: Sequence[Row]) -> str:
-    """How many, and how many boards these are: small ones come from many seeds."""
+    """How many levels, and how many different boards: seeds may repeat small ones."""
     boards = [row["prompt"][-1]["content"] for row in rows if row["extra_info"]["turn"] == 1]
     num_boards = len(set(boards))
     return f"{len(boards)} levels" + (f" ({num_boards} different)" if num_boards < len(boards) else "")
@@ -173,48 +148,45 @@ def _num_levels(rows: Sequence[Row]) -> str:
 
 
 def _merge(tuner: Tuner, source: Source, target: Path) -> Path:
-    """Write the best weights as an ordinary model folder in float32; one that is there was written by this run."""
-    checkpoint, record = tuner.best_checkpoint(), tuner.record
-    if tuner.workers.is_first:
+    """Write the best weights as an ordinary model folder in float32; an existing one was written by this run."""
+    checkpoint, run = tuner.best_checkpoint(), tuner.session
+    if run.workers.is_first:
         if checkpoint is None:
-            record.note(f"no epoch is better than the base model (loss {tuner.best.loss:.4f}): {target} is the base")
+            run.log.note(f"no epoch is better than the base model (loss {tuner.best.loss:.4f}): {target} is the base")
         else:
-            record.note(f"best: step {tuner.best.step}, with loss {tuner.best.loss:.4f} on the test rows; in {target}")
+            run.log.note(f"best: step {tuner.best.step}, with loss {tuner.best.loss:.4f} on the test rows; in {target}")
         if not target.exists():
-            with record.phase("merging"):
+            with run.log.phase("merging"):
                 best = load_model(source if checkpoint is None else find_model(str(checkpoint)), "cpu")
-                write_model_folder(target, part_of(best), tuner.folder.path)
-    tuner.workers.agree(None)
+                write_model_folder(target, part_of(best), run.folder.path)
+    run.workers.agree(None)
     return target
 
 
-def _validate(config: Config, merged: Path, step: int, workers: Workers, record: Silent) -> None:
-    """Let the merged model, as it is on disk, play the validation levels of RL. What it reaches is the success of the
-    step whose weights it has, although later ones were recorded before."""
-    with record.phase("loading"):
-        loaded = load_model(find_model(str(merged)), workers.device)
+def _validate(config: Config, merged: Path, step: int, run: Session) -> None:
+    """Play RL's validation levels with the merged model as it is on disk. Its success belongs to the step whose weights
+    it has, although later steps were logged before."""
+    with run.log.phase("loading"):
+        loaded = load_model(find_model(str(merged)), run.workers.device)
         chat = ChatTemplate(loaded.tokenizer)
         worlds = {tag: World.make(config, tag, chat) for tag in config.es_manager.val.env_configs.tags}
-        validator = Validator(config, worlds, workers)
+        validator = Validator(config, worlds, run.workers)
     engine, clock = NativeEngine(loaded.model, loaded.tokenizer, chat.end_of_turn_id), Clock()
-    with clock("testing"), record.phase("validation", total=validator.num_episodes):
-        metrics, groups = validator.run(engine, record.advance)
-    record.episodes(step, "val", groups, lambda tag, state: worlds[tag].env.render(state))
-    record.validation(step, metrics)
-    record.step(step, metrics | clock.metrics())
-    if workers.is_first:
+    metrics = validator.validate(engine, run.log, step, clock)
+    run.log.step(step, metrics | clock.metrics())
+    if run.workers.is_first:
         write_whole(merged / VALIDATE_LOG, f"{step_line(step, metrics)}\n".encode())
     for tag in worlds:
-        record.note(f"{merged}: {success_text(tag, metrics)}")
+        run.log.note(f"{merged}: {success_text(tag, metrics)}")
 
 
 def success_text(tag: str, metrics: dict[str, float]) -> str:
-    """Success with its interval, and between which ends it lies."""
+    """Success with its interval and baselines."""
 
     def of(name: str) -> str:
         return percent(metrics[f"val-env/{tag}/{name}"])
 
     return (
-        f"{tag} success {of('success')} [{of('success_low')}, {of('success_high')}], greedily {of('greedy_success')}; "
-        f"random play has {of('random')}, perfect play {of('optimal')}"
+        f"{tag} success {of('success')} [{of('success_low')}, {of('success_high')}], greedy {of('greedy_success')}; "
+        f"random play {of('random')}, optimal play {of('optimal')}"
     )

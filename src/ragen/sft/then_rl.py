@@ -5,9 +5,8 @@
 
 RL has the folder, the names and the settings that it would have alone; only its model is the merged one, wherever
 fine-tuning has put it. Fine-tuning that is finished with these settings is not repeated, so that the same command,
-after a kill or Ctrl-C, goes on where it was: in fine-tuning, or at the last checkpoint of RL. Several commands at once
-that differ only in RL fine-tune once: the others wait. Each half is an ordinary run, as if it had been started by
-itself.
+after a kill or Ctrl-C, resumes in fine-tuning or at the last checkpoint of RL. Several commands at once that differ
+only in RL fine-tune once: the others wait. Each half is an ordinary run.
 """
 
 import gc
@@ -20,25 +19,27 @@ import torch
 
 from ragen.config.schema import Config
 from ragen.errors import ConfigError
-from ragen.sft.output_dir import MERGED, finished_output, tuning_config, wait_for_others
+from ragen.run.session import Run
+from ragen.sft.output_dir import finished_output, tuning_config, wait_for_others
 from ragen.sft.run import Tuned, tune
+from ragen.store.lineage import MERGED
 from ragen.store.run_folder import FolderInUse, RunFolder
-from ragen.train.loop import Run, train
+from ragen.train.trainer import train
 
 
 def tune_then_train(config: Config, stage: str | None = None) -> Run:
-    """Both, or one of them: the first ends with its merged model, the second begins with it."""
+    """Both, or one of them: the first ends with its merged model, the second starts from it."""
     _check_workers(stage)
     tuning = tuning_config(config)
     if stage != "rl" and _is_alone():
         wait_for_others(tuning)
     output = finished_output(tuning)
     if output is not None:
-        _say(f"fine-tuning: finished already with these settings, in {output}")
+        _say(f"fine-tuning: already finished with these settings, in {output}")
     elif stage == "rl":
         raise ConfigError(
-            f"--stage rl: fine-tuning with these settings is not finished in {config.sft.output_dir} or beside it; "
-            f"--stage sft comes first"
+            f"--stage rl: fine-tuning with these settings is not finished in {config.sft.output_dir} or a numbered "
+            f"sibling; run --stage sft first"
         )
     else:
         try:
@@ -46,7 +47,7 @@ def tune_then_train(config: Config, stage: str | None = None) -> Run:
         except FolderInUse:
             if not _is_alone():
                 raise
-            return tune_then_train(config, stage)  # another has begun just before: it is waited for
+            return tune_then_train(config, stage)  # another process has just started: wait for it
         if tuned.is_interrupted:
             return _interrupted(tuned)
         output = tuned.output
@@ -72,7 +73,7 @@ def training_config(config: Config, model: Path) -> Config:
 
 def _interrupted(tuned: Tuned) -> Run:
     if tuned.run.status == "finished":
-        _say("interrupted before reinforcement learning: the same command goes on from there")
+        _say("interrupted before reinforcement learning: run the same command to resume")
     return replace(tuned.run, status="interrupted")
 
 
@@ -83,11 +84,11 @@ def _finished_run(tuning: Config, output: Path) -> Run:
 
 
 def _check_workers(stage: str | None) -> None:
-    """Workers meet once in the life of a process, so that each half has processes of its own."""
+    """Workers join once in the life of a process, so each half needs separate processes."""
     if not _is_alone() and stage is None:
         raise ConfigError(
-            f"rl_or_sft=sft_then_rl with {os.environ['WORLD_SIZE']} workers: start torchrun twice, with --stage sft "
-            f"and with --stage rl at the end"
+            f"rl_or_sft=sft_then_rl with {os.environ['WORLD_SIZE']} workers: run torchrun twice, first with "
+            f"--stage sft, then with --stage rl"
         )
 
 
@@ -96,7 +97,7 @@ def _is_alone() -> bool:
 
 
 def _free_memory() -> None:
-    """What is left of the fine-tuned model: RL needs the room."""
+    """Free what is left of the fine-tuned model: RL needs the memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,11 +1,11 @@
-"""Rows of fine-tuning data as token sequences, in which exactly the answers are to be learnt. No torch in here.
+"""Rows of fine-tuning data as token sequences that mark exactly the answers to learn. No torch in here.
 
     answers = answers_of(rows, chat, rules, max_length=2048)
     answers[0].sequence.ids, answers[0].sequence.sampled        # all tokens, and which of them are answers
 
-An answer's tokens are those that a rollout would have sampled: they begin after the forced opening tag and end with the
-end of the turn. Under the context mode `full` a level is one sequence with all its answers; else every answer has a
-sequence of its own, in which the answers of earlier turns are only read.
+An answer's tokens are those that a rollout would have sampled: they start after the forced opening tag and end with the
+end of the turn. Under the context mode `full` a level is one sequence with all its answers; else every answer has
+its own sequence, in which earlier answers are only context.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from ragen.types import TokenSequence
 
 @dataclass(frozen=True)
 class Answers:
-    """A sequence to be learnt. It has what the update code asks of a sample."""
+    """A sequence to learn from. It has what the update code needs of a sample."""
 
     sequence: TokenSequence
 
@@ -29,7 +29,7 @@ class Answers:
         return sum(self.sequence.sampled)
 
 
-def learnt_rows(rows: Sequence[Row], rules: AgentRules) -> list[tuple[int, Row]]:
+def rows_to_learn(rows: Sequence[Row], rules: AgentRules) -> list[tuple[int, Row]]:
     """The rows that become sequences, with their numbers: the last of each level where the agent sees all the past."""
     return [
         (number, row)
@@ -40,14 +40,14 @@ def learnt_rows(rows: Sequence[Row], rules: AgentRules) -> list[tuple[int, Row]]
 
 def num_answers(rows: Sequence[Row], rules: AgentRules) -> list[int]:
     """How many answers each sequence teaches, without a tokenizer."""
-    return [row["extra_info"]["num_turns"] if _sees_all(rules) else 1 for _, row in learnt_rows(rows, rules)]
+    return [row["extra_info"]["num_turns"] if _sees_all(rules) else 1 for _, row in rows_to_learn(rows, rules)]
 
 
 def answers_of(rows: Sequence[Row], chat: ChatTemplate, rules: AgentRules, max_length: int) -> list[Answers]:
     """One sequence for each level, or for each row where the agent does not see all of the past."""
     opening = "<think>" if rules.think else "<answer>"
     found = []
-    for number, row in learnt_rows(rows, rules):
+    for number, row in rows_to_learn(rows, rules):
         sequence, place = sequence_of(row, chat, opening, _sees_all(rules)), row["extra_info"]
         if len(sequence.ids) > max_length:
             raise ConfigError(
@@ -64,7 +64,7 @@ def _sees_all(rules: AgentRules) -> bool:
 
 
 def sequence_of(row: Row, chat: ChatTemplate, opening: str, learn_all: bool) -> TokenSequence:
-    """The conversation up to and including the row's answer; with `learn_all` earlier answers are learnt as well."""
+    """The conversation up to and including the row's answer; with `learn_all` earlier answers are learned too."""
     system, *messages = [*row["prompt"], {"role": "assistant", "content": row["response"]}]
     users, replies = messages[0::2], messages[1::2]
     ids: list[int] = []
@@ -79,12 +79,12 @@ def sequence_of(row: Row, chat: ChatTemplate, opening: str, learn_all: bool) -> 
         start = len(ids)
         ids += reply_ids(chat, reply["content"].removeprefix(opening))
         spans.append((start, len(ids)))
-    learnt = spans if learn_all else spans[-1:]
+    learned = spans if learn_all else spans[-1:]
     sampled = [False] * len(ids)
-    for start, stop in learnt:
+    for start, stop in learned:
         sampled[start:stop] = [True] * (stop - start)
-    first_turn = row["extra_info"]["turn"] - len(learnt)
-    return TokenSequence(tuple(ids), tuple(sampled), (0.0,) * len(ids), first_turn, tuple(learnt))
+    first_turn = row["extra_info"]["turn"] - len(learned)
+    return TokenSequence(tuple(ids), tuple(sampled), (0.0,) * len(ids), first_turn, tuple(learned))
 
 
 def reply_ids(chat: ChatTemplate, said: str) -> list[int]:

@@ -1,7 +1,8 @@
-"""What is written lasts: a power cut after `sync(path)` takes nothing of it back.
+"""fsync helpers: data reaches the disk before we continue.
 
+write_whole(path, content)          # readers see the old content or all of the new
 os.rename(temporary, target)
-sync(target.parent)                 # a folder: the names in it, and so the rename
+sync(target.parent)                 # a directory: the names in it, and so the rename
 """
 
 import os
@@ -9,9 +10,24 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Bring a file's content, or the names within a folder, to the disk."""
+    """Flush a file's content, or the names within a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that its name always shows either the old content or all of the new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)  # the rename itself

@@ -1,20 +1,21 @@
-"""Which run a model comes from, wherever it lies now. No torch in here.
+"""Which run a model comes from, also after it was moved. No torch in here.
 
     run_of(Path("checkpoints/RAGEN/pocket-sokoban/global_step_20"))     # checkpoints/RAGEN/pocket-sokoban
     run_of(Path("models/sokoban-agent"))                                # models/sokoban-agent/training_run
     model_inside(Path("checkpoints/RAGEN/pocket-sokoban"))              # its newest checkpoint
 
 A merged model keeps the config of its run, as `training_run/config.yaml`, so that it can be moved and still be played
-by the rules under which it was trained.
+by the rules it was trained with.
 """
 
 import filecmp
 import re
 from pathlib import Path
 
-from ragen.sft.output_dir import MERGED
+from ragen.config.derive import MERGED
 from ragen.store import manifest
-from ragen.store.run_folder import RunFolder, write_whole
+from ragen.store.fsync import write_whole
+from ragen.store.run_folder import RunFolder
 
 KEPT = "training_run"
 MODEL_FILES = ("config.json", "adapter_config.json")
@@ -22,30 +23,30 @@ _OF_STEP = re.compile(r"global_step_\d+(_merged)?")
 
 
 def checkpoint_of(model: Path) -> Path:
-    """The resolved folder of a model; of a checkpoint, its own and not that of its actor."""
-    place = model.resolve()
-    return place.parent if place.name == "actor" else place
+    """The resolved folder of a model; for the actor of a checkpoint, the checkpoint."""
+    folder = model.resolve()
+    return folder.parent if folder.name == "actor" else folder
 
 
 def run_of(model: Path) -> Path | None:
     """The folder of the run that a checkpoint or a merged model comes from, or what a merged model keeps of it."""
-    place = checkpoint_of(model)
-    kept, beside = RunFolder(place / KEPT), _beside(place)
+    folder = checkpoint_of(model)
+    kept, beside = RunFolder(folder / KEPT), _run_beside(folder)
     if not kept.config_path.is_file():
         return beside
     is_its_own = beside is not None and filecmp.cmp(kept.config_path, RunFolder(beside).config_path, shallow=False)
     return beside if is_its_own else kept.path
 
 
-def _beside(place: Path) -> Path | None:
-    if place.name == MERGED:
-        return tuning_run(place.parent)
-    is_of_run = _OF_STEP.fullmatch(place.name) or (place / "actor").is_dir()
-    return place.parent if is_of_run and RunFolder(place.parent).config_path.is_file() else None
+def _run_beside(folder: Path) -> Path | None:
+    if folder.name == MERGED:
+        return tuning_run(folder.parent)
+    is_of_run = _OF_STEP.fullmatch(folder.name) or (folder / "actor").is_dir()
+    return folder.parent if is_of_run and RunFolder(folder.parent).config_path.is_file() else None
 
 
 def keep(run: Path, model: Path) -> None:
-    """Let a model that was merged in a run remember it."""
+    """Store the config of the run with a model that was merged in it."""
     config = RunFolder(run).config_path
     if config.is_file():
         write_whole(RunFolder(model / KEPT).config_path, config.read_bytes())
@@ -62,7 +63,7 @@ def is_tuning(run: Path) -> bool:
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    """The one that the run would go on from, or else the last that holds a model."""
+    """The one that the run would resume from, or else the last that holds a model."""
     others = [path for path in manifest.checkpoints(run) if (path / "actor").is_dir() and manifest.is_whole(path)]
     return manifest.latest(run) or (others[-1] if others else None)
 
@@ -72,8 +73,7 @@ def holds_model(folder: Path) -> bool:
 
 
 def model_inside(folder: Path) -> Path | None:
-    """The model that a folder is likely to mean which holds none itself: of a run the newest, of fine-tuning the
-    merged one."""
+    """The model that a folder stands for if it holds none itself: a run's newest, fine-tuning's merged one."""
     if holds_model(folder) or (folder / manifest.MANIFEST).exists():
         return None
     return folder / MERGED if holds_model(folder / MERGED) else newest_checkpoint(folder)

@@ -1,9 +1,9 @@
-"""Folders that a run has named, and where they lie now. No torch in here.
+"""Find folders that a run has named, also after they were moved. No torch in here.
 
     find_folder("models/mine", run)            # from where the run was started; from here; or None
-    find_folder("/old/models/mine", run)       # also where the whole that the run lies in was moved or copied to
+    find_folder("/old/models/mine", run)       # also where everything around the run was moved or copied to
 
-The folder of a run tells where it was started: what stands before its `trainer.default_local_dir`.
+Where a run was started follows from its folder: the part before its `trainer.default_local_dir`.
 """
 
 import re
@@ -15,12 +15,12 @@ CHECKPOINT = re.compile(r"global_step_\d+")
 
 
 def is_path(name: str) -> bool:
-    """Whether a name can only be that of a folder: the hub has an owner and a name, and no checkpoints."""
+    """Whether a name can only be a path: hub names have an owner and a name, and no checkpoints."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or any(map(CHECKPOINT.fullmatch, Path(name).parts))
 
 
 def find_folder(name: str, run: Path) -> Path | None:
-    """The folder that a run knows by this name."""
+    """The folder that a run means by this name."""
     path, roots = Path(name).expanduser(), started_in(run)
     ends = [Path(*path.parts[start:]) for start in range(1, len(path.parts))] if path.is_absolute() else []
     places = [root / path for root in (*roots, Path())] + [root / end for end in ends for root in roots]

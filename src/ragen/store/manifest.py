@@ -9,7 +9,7 @@
     global_step_200/actor/…                        see `checkpoint`
     .global_step_300.part/                         one that is being written, or that a killed run left behind
 
-A checkpoint is written under a name that nobody reads, synced and renamed, then the tracker names it. So a folder
+A checkpoint is written under a hidden name, synced and renamed, then the tracker names it. So a folder
 `global_step_<N>` is whole unless something else has damaged it.
 """
 
@@ -22,29 +22,29 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ragen.errors import ConfigError
-from ragen.store.run_folder import write_whole
+from ragen.store.fsync import write_whole
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
-REPLACED = ".replaced"  # the end of a checkpoint's name while another of the same step takes its place
+REPLACED = ".replaced"  # suffix of a checkpoint while another one of the same step replaces it
 _NAME = re.compile(rf"global_step_(\d+)({re.escape(REPLACED)})?")
 _CHUNK = 1 << 24
 
 
 class CheckpointError(ConfigError):
-    """A checkpoint that cannot be used. The message says which, why, and what to do."""
+    """An unusable checkpoint. The message says which, why, and what to do."""
 
 
 class NotACheckpoint(CheckpointError):
-    """A folder that no save has finished."""
+    """A folder that is not a finished checkpoint."""
 
 
 class Damaged(CheckpointError):
-    """A checkpoint that was whole once."""
+    """A checkpoint that has been damaged."""
 
 
 class OtherModel(CheckpointError):
-    """A whole checkpoint of a model with other weights."""
+    """A checkpoint of a different model."""
 
 
 class FileSum(NamedTuple):
@@ -63,7 +63,7 @@ class Manifest:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether training can go on from it as if it had never stopped."""
+        """Whether training can resume from it as if it had never stopped."""
         full = all({"model", "optimizer"} <= set(held) for held in self.contents.values())
         return "actor" in self.contents and full and self.has_state
 
@@ -76,10 +76,10 @@ def checkpoint_name(step: int) -> str:
 
 
 def step_of(path: str | os.PathLike[str]) -> int:
-    """The step that a checkpoint's name tells."""
+    """The step in a checkpoint's name."""
     match = _NAME.fullmatch(Path(path).name)
     if match is None:
-        raise NotACheckpoint(f"{path} is no checkpoint: its name must be global_step_<N>")
+        raise NotACheckpoint(f"{path} is not a checkpoint: its name must be global_step_<N>")
     return int(match[1])
 
 
@@ -111,7 +111,7 @@ def is_whole(path: str | os.PathLike[str]) -> bool:
 
 
 def is_resumable(path: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint is whole and holds all that training needs to go on."""
+    """Whether a checkpoint is whole and holds all that resuming needs."""
     return is_whole(path) and read_manifest(Path(path)).is_resumable
 
 
@@ -121,7 +121,7 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def find_latest(folder: str | os.PathLike[str]) -> tuple[Path | None, str]:
-    """`latest`, and in words what was wrong with the one that the tracker names, if anything."""
+    """`latest`, and what is wrong with the one that the tracker names, if anything."""
     folder = Path(folder)
     step, trouble = _read_tracker(folder / TRACKER)
     if step is not None:
@@ -138,11 +138,11 @@ def find_latest(folder: str | os.PathLike[str]) -> tuple[Path | None, str]:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What a checkpoint says that it holds."""
+    """The list of what a checkpoint holds."""
     if not path.is_dir():
-        raise NotACheckpoint(f"{path} is no folder")
+        raise NotACheckpoint(f"{path} is not a directory")
     if not (path / MANIFEST).exists():
-        raise NotACheckpoint(f"{path} is no checkpoint of ragen: it has no {MANIFEST}")
+        raise NotACheckpoint(f"{path} is not a checkpoint of ragen (no {MANIFEST})")
     try:
         stored = json.loads((path / MANIFEST).read_bytes())
         tree = stored["checkpoint"]
@@ -167,7 +167,7 @@ def _inspect(path: Path, every_byte: bool = False) -> Manifest:
         elif (size := file.stat().st_size) != wanted.size:
             problems.append(f"{name} has {size:,} bytes, not {wanted.size:,}")
         elif every_byte and file_sum(file) != wanted:
-            problems.append(f"{name} has another content than was written")
+            problems.append(f"the content of {name} has changed")
     if problems:
         more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise Damaged(f"checkpoint {path} is damaged: {'; '.join(problems[:3])}{more}")
@@ -178,10 +178,10 @@ def _what_to_do(path: Path) -> str:
     """About a checkpoint that cannot be read."""
     others = [other for other in checkpoints(path.parent) if other != path and is_whole(other)]
     if not others:
-        return "Copy it back from where it is whole, or start anew beside it: trainer.resume_mode=disable"
+        return "Copy it again from an intact source, or start in another directory: trainer.resume_mode=disable"
     return (
-        f"{others[-1]} is whole: take that one with trainer.resume_mode=resume_path "
-        f"trainer.resume_from_path={others[-1]}, or start anew with trainer.resume_mode=disable"
+        f"{others[-1]} is whole: use it with trainer.resume_mode=resume_path "
+        f"trainer.resume_from_path={others[-1]}, or start again with trainer.resume_mode=disable"
     )
 
 

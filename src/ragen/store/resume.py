@@ -1,56 +1,38 @@
-"""Where a run writes and where it begins: at the start, where an earlier run of the same config was, or beside one.
+"""Where a run writes and where it starts: at step 1, or where an earlier run with the same config stopped.
 
     decision = decide(config)                      # reads, changes nothing, needs no torch
-    with claimed(config) as decision:              # the same, and the folder is ours and ready to be written
+    with claimed(config) as decision:              # the same, and this process owns the folder
         decision.folder.write_config(config)
         …restore(decision.checkpoint, parts), train from decision.first_step on
 
-An earlier run in the folder goes on if its stored config is equal, devices and the whereabouts of a model that its own
-fine-tuning wrote aside, and its checkpoint holds all that training needs. The budget may have grown, also after the run
-has used it up. Without any checkpoint an unfinished run begins again at step 0, and ends like one that was never
-killed. Every other run, whether finished, stopped early, saved without its optimizer or of another config, is left as
-it is, and a numbered sibling is taken: `test-2` for `test`. A sibling that an earlier call began goes on in the same
-way.
+An earlier run in the folder resumes if it is the same run (`identity`) and its checkpoint holds all that training
+needs. The budget may have grown, also after the run has used it up. An unfinished run without a checkpoint starts again
+at step 1, and ends like one that was never killed. Every other run (finished, stopped early, saved without its
+optimizer, another config) is left untouched, and a numbered sibling is used: `test-2` for `test`. A sibling that an
+earlier call started resumes in the same way.
 
-With `trainer.resume_mode=resume_path` a run begins after the named checkpoint, which may be one without its optimizer;
-it goes on in that checkpoint's own folder if that run could, and else in a folder of its own.
-
-With `trainer.gradient_analysis_only` it looks at the named checkpoint: its first step is that of the checkpoint itself.
+With `trainer.resume_mode=resume_path` a run starts after the named checkpoint, which may lack optimizer state; it
+continues in that checkpoint's own folder if that run can be resumed, else in another one. With
+`trainer.gradient_analysis_only` its first step is that of the checkpoint itself.
 """
 
-import filecmp
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
-
-import yaml
 
 from ragen.config import derive
 from ragen.config.schema import Config
-from ragen.config.tree import leaves
-from ragen.errors import ConfigError, shown
+from ragen.errors import ConfigError
 from ragen.store import manifest as disk
+from ragen.store.free_name import numbered
+from ragen.store.identity import BUDGET, describe_difference, different_keys, stored_config
 from ragen.store.run_folder import Metrics, RunFolder
 
-BUDGET = "trainer.total_training_steps"
 STOPPED = "early_stopped/"
-NOT_HERE = "began elsewhere and has no checkpoint"
+NOT_HERE = "started elsewhere and has no checkpoint"
 NO_OPTIMIZER = "was saved without its optimizer ({} holds the model only)"
-# Where and on what a run happens, and what was asked about resuming: not what it computes.
-ASIDE = (
-    "system.",
-    "ray_kwargs.",
-    "trainer.n_gpus_per_node",
-    "trainer.nnodes",
-    "trainer.default_local_dir",
-    "trainer.resume_mode",
-    "trainer.resume_from_path",
-    "trainer.total_epochs",
-    BUDGET,
-)
 
 
 @dataclass(frozen=True)
@@ -63,92 +45,97 @@ class Decision:
     reason: str = ""
 
     @property
-    def goes_on(self) -> bool:
+    def resumes(self) -> bool:
         """Whether the folder holds the steps before the first one."""
         return self.checkpoint is not None and self.checkpoint.parent == self.folder.path
 
     def prepare(self) -> None:
-        """Make the folder as it was when the checkpoint was written. To be called by the folder's owner."""
-        self.folder.rewind(self.first_step - 1 if self.goes_on else -1)
+        """Make the folder as it was when the checkpoint was written. Only its owner may call this."""
+        self.folder.rewind(self.first_step - 1 if self.resumes else -1)
 
 
 @contextmanager
 def claimed(config: Config, choose: Callable[[Config], Decision] | None = None) -> Iterator[Decision]:
-    """Own the folder that `choose` (or `decide`) decides for, looked at again under ownership: a run may just have
-    ended there."""
+    """Own the folder that `choose` (or `decide`) picks, and decide again as its owner: a run may just have ended."""
     choose = choose or decide
     key = "sft.output_dir" if config.rl_or_sft == "sft" else "trainer.default_local_dir"
     while True:
         decision = choose(config)
         with decision.folder.owned(key):
-            if _place(choose(config)) == _place(decision):
+            if _target(choose(config)) == _target(decision):
                 decision.prepare()
                 yield decision
                 return
 
 
-def _place(decision: Decision) -> tuple:
+def _target(decision: Decision) -> tuple[Any, ...]:
     return decision.folder.path, decision.checkpoint, decision.first_step
 
 
-def decide(config: Config, folder: str | Path | None = None, aside: tuple[str, ...] = ()) -> Decision:
-    """The decision for a config; `folder` stands for `trainer.default_local_dir`.
-
-    `aside` are beginnings of keys that do not matter to this kind of run, besides those that never do.
-    """
+def decide(config: Config, folder: str | Path | None = None) -> Decision:
+    """The decision for a config; `folder` replaces `trainer.default_local_dir`."""
     base = Path(config.trainer.default_local_dir if folder is None else folder)
     origin = _named_checkpoint(config)
-    left_alone = ""
-    for candidate in _siblings(base):
+    untouched = ""
+    for candidate in map(RunFolder, numbered(base)):
         if not _holds_run(candidate):
-            return _begin(config, candidate, origin, left_alone)
+            return _start(config, candidate, origin, untouched)
         if config.trainer.resume_mode == "disable":
             found: Decision | str = "holds a run, and trainer.resume_mode=disable"
         else:
-            found = _go_on(config, candidate, origin, aside)
+            found = _resume(config, candidate, origin)
         if isinstance(found, Decision):
             return found
-        left_alone = left_alone or f"{candidate} {found}: it stays as it is, and this run has a folder of its own"
+        untouched = untouched or f"{candidate} {found}: it is left untouched, and this run writes to another directory"
     raise AssertionError("there is always another number")
 
 
-def holds_finished(config: Config, folder: RunFolder, aside: tuple[str, ...] = ()) -> bool:
-    """Whether a folder holds this very run, brought to its end; how many steps that took is not asked."""
+def holds_finished(config: Config, folder: RunFolder) -> bool:
+    """Whether a folder holds this very run, finished, whatever its number of steps."""
     is_finished = (folder.read_finished() or {}).get("status") == "finished"
-    return is_finished and not _different_keys(leaves(config), _stored_config(folder), aside)
+    return is_finished and not different_keys(config, stored_config(folder))
 
 
 def stored_steps(folder: RunFolder) -> int | None:
-    """The budget of the run in a folder; None where there is none that can be read."""
-    steps = _stored_config(folder).get(BUDGET)
+    """The budget of the run in a folder; None where none can be read."""
+    steps = stored_config(folder).get(BUDGET)
     return steps if isinstance(steps, int) else None
 
 
-def _begin(config: Config, folder: RunFolder, origin: Path | None, why: str = "") -> Decision:
-    """A run from its first step: that after the checkpoint it was told to begin from, if any."""
+def _holds_run(folder: RunFolder) -> bool:
+    """Whether there is anything to lose. A config alone is a run that failed before its first step."""
+    recorded = folder.metrics_path.exists() and folder.metrics_path.stat().st_size > 0
+    return recorded or folder.finished_path.exists() or bool(disk.checkpoints(folder.path))
+
+
+# --- starting -----------------------------------------------------------------------------------------------------
+
+
+def _start(config: Config, folder: RunFolder, origin: Path | None, why: str = "") -> Decision:
+    """A run from its first step, or from the step after the checkpoint that the config names."""
     if origin is None:
         _check_analysis(config, 1)
         return Decision(folder, reason=why)
     manifest = disk.check(origin)
     first_step = manifest.step + 1
-    told = f"{folder} begins after step {manifest.step} of {origin}"
+    reason = f"{folder} starts after step {manifest.step} of {origin}"
     if config.trainer.gradient_analysis_only:
         first_step = max(1, manifest.step)
-        told = f"{folder} looks at step {manifest.step} of {origin}"
+        reason = f"{folder} analyses step {manifest.step} of {origin}"
     elif not manifest.is_resumable:
-        told += ", which holds no optimizer state: the optimizer begins anew"
+        reason += ", which holds no optimizer state: the optimizer starts fresh"
     _check_analysis(config, first_step)
-    return Decision(folder, origin, first_step, f"{told}; {why}" if why else told)
+    return Decision(folder, origin, first_step, f"{reason}; {why}" if why else reason)
 
 
 def _check_analysis(config: Config, first_step: int) -> None:
-    """A run that does nothing but analyse has at least one step in which it does."""
+    """A run that only analyses must have an analysis step."""
     trainer, last_step = config.trainer, config.trainer.total_training_steps
     if not trainer.gradient_analysis_only:
         return
     if first_step > last_step:
         raise ConfigError(
-            f"{BUDGET}={last_step}: the analysis would begin at step {first_step}, that of its checkpoint; set "
+            f"{BUDGET}={last_step}: the analysis would start at step {first_step}, that of its checkpoint; set "
             f"{BUDGET}={first_step}"
         )
     if not any(derive.is_analysis_step(config, step) for step in range(first_step, last_step + 1)):
@@ -160,16 +147,13 @@ def _check_analysis(config: Config, first_step: int) -> None:
 
 
 def _named_checkpoint(config: Config) -> Path | None:
-    """The checkpoint that the config names to begin from."""
+    """The checkpoint that `trainer.resume_from_path` names."""
     if config.trainer.resume_mode != "resume_path":
         return None
     path = Path(config.trainer.resume_from_path or "")
-    there = [found.name for found in disk.checkpoints(path.parent) if disk.is_whole(found)]
-    if there and not path.exists():
-        raise disk.NotACheckpoint(
-            f"trainer.resume_from_path={path}: {path} is no folder. In {path.parent} {', '.join(there)} "
-            f"{'is' if len(there) == 1 else 'are'} whole: name one of these"
-        )
+    whole = [found.name for found in disk.checkpoints(path.parent) if disk.is_whole(found)]
+    if whole and not path.exists():
+        raise disk.NotACheckpoint(f"trainer.resume_from_path={path}: not found. {path.parent} has {', '.join(whole)}")
     try:
         manifest = disk.check(path)
     except disk.CheckpointError as error:
@@ -179,27 +163,13 @@ def _named_checkpoint(config: Config) -> Path | None:
     return path
 
 
-def _siblings(base: Path) -> Iterator[RunFolder]:
-    yield RunFolder(base)
-    number = 2
-    while True:
-        yield RunFolder(base.with_name(f"{base.name}-{number}"))
-        number += 1
+# --- resuming -----------------------------------------------------------------------------------------------------
 
 
-def _holds_run(folder: RunFolder) -> bool:
-    """Whether there is anything to lose. A config alone is a run that failed before it began."""
-    recorded = folder.metrics_path.exists() and folder.metrics_path.stat().st_size > 0
-    return recorded or folder.finished_path.exists() or bool(disk.checkpoints(folder.path))
-
-
-# --- going on -----------------------------------------------------------------------------------------------------
-
-
-def _go_on(config: Config, folder: RunFolder, origin: Path | None, aside: tuple[str, ...]) -> Decision | str:
-    """How the run in a folder goes on, or why it is left alone."""
-    stored = _stored_config(folder)
-    if difference := _difference(config, stored, aside):
+def _resume(config: Config, folder: RunFolder, origin: Path | None) -> Decision | str:
+    """How the run in a folder resumes, or why it does not."""
+    stored = stored_config(folder)
+    if difference := describe_difference(config, stored):
         return difference
     checkpoint, trouble = disk.find_latest(folder.path)
     before, now = stored[BUDGET], config.trainer.total_training_steps
@@ -207,31 +177,31 @@ def _go_on(config: Config, folder: RunFolder, origin: Path | None, aside: tuple[
         return ending
     is_same_origin = _stored_origin(stored) == _resolved(origin)
     if checkpoint is None:
-        return _begin_again(config, folder, origin, trouble) if is_same_origin else NOT_HERE
+        return _start_again(config, folder, origin, trouble) if is_same_origin else NOT_HERE
     if not disk.is_resumable(checkpoint):
         return NO_OPTIMIZER.format(checkpoint.name)
     if origin is not None and not is_same_origin and _resolved(checkpoint) != _resolved(origin):
         return f"is at {checkpoint.name}"
     step = disk.step_of(checkpoint)
     notes = [f"with {now} steps in all, not {before}"] * (now > before) + [trouble] * bool(trouble)
-    reason = f"{folder} goes on after step {step}" + (f" ({'; '.join(notes)})" if notes else "")
+    reason = f"{folder} resumes after step {step}" + (f" ({'; '.join(notes)})" if notes else "")
     return Decision(folder, checkpoint, step + 1, reason)
 
 
-def _begin_again(config: Config, folder: RunFolder, origin: Path | None, trouble: str) -> Decision | str:
+def _start_again(config: Config, folder: RunFolder, origin: Path | None, trouble: str) -> Decision | str:
     for path in disk.checkpoints(folder.path):
-        disk.check(path)  # raises, with what to do, for one that is damaged
+        disk.check(path)  # raises, with what to do, for a damaged one
         return NO_OPTIMIZER.format(path.name)
     if trouble:
         raise disk.Damaged(
-            f"{folder} has lost its checkpoints: {trouble}. Copy them back, or start anew beside it: "
+            f"{folder} has lost its checkpoints: {trouble}. Copy them back, or start in another directory: "
             f"trainer.resume_mode=disable"
         )
-    return _begin(config, folder, origin, f"{folder} holds this run without a checkpoint: it begins again")
+    return _start(config, folder, origin, f"{folder} holds this run without a checkpoint: it starts again")
 
 
 def _ending(folder: RunFolder, budget: int, has_grown: bool, has_checkpoint: bool) -> str:
-    """In words, how the run in a folder has ended; nothing if it has not, or if it has a new budget to go on with."""
+    """How the run in a folder ended; empty if it has not, or if it has a new budget."""
     record, metrics = folder.read_finished(), folder.read_metrics()
     status = None if record is None else record["status"]
     rule = (record or {}).get("rule") or _rule_in(metrics)
@@ -250,64 +220,8 @@ def _rule_in(metrics: Metrics) -> str | None:
     return held[0].removeprefix(STOPPED) if held else None
 
 
-# --- equal configs ------------------------------------------------------------------------------------------------
-
-
-def _stored_config(folder: RunFolder) -> dict[str, Any]:
-    """Flat; empty where there is none that can be read."""
-    try:
-        return leaves(folder.read_config())
-    except (ValueError, yaml.YAMLError):
-        return {}
-
-
-def _difference(config: Config, stored: Mapping[str, Any], aside: tuple[str, ...]) -> str:
-    """In words, how the stored config differs in what it computes; nothing if it does not."""
-    if not isinstance(stored.get(BUDGET), int):
-        return "holds a run without a readable config"
-    here = leaves(config)
-    different = _different_keys(here, stored, aside)
-    if different:
-        first, more = different[0], len(different) - 1
-        there, now = (shown(tree[first]) if first in tree else "nothing" for tree in (stored, here))
-        return f"holds a run with {first}={there}, not {now}" + (f", and {more} more differences" if more else "")
-    if stored[BUDGET] > here[BUDGET]:
-        return f"holds a run with the longer budget {BUDGET}={stored[BUDGET]}, not {here[BUDGET]}"
-    return ""
-
-
-def _different_keys(here: Mapping[str, Any], stored: Mapping[str, Any], aside: tuple[str, ...]) -> list[str]:
-    missing = object()
-    keys = [key for key in {**here, **stored} if not key.startswith((*ASIDE, *aside))]
-    different = [key for key in keys if stored.get(key, missing) != here.get(key, missing)]
-    output = str(here["sft.output_dir"])
-    return [
-        key
-        for key in different
-        if key not in derive.MODELS or not _is_same_model(str(stored.get(key)), str(here.get(key)), output)
-    ]
-
-
-def _is_same_model(one: str, other: str, output_dir: str) -> bool:
-    """Whether two paths name one model that the run's own fine-tuning has written: below `sft.output_dir`.
-
-    A path may have been stored as seen from the current folder, and the whole may have been moved or copied since.
-    """
-    below = re.compile(rf"(?:.*/)?({re.escape(str(PurePath(output_dir)))}(?:-\d+)?/.+)")
-    found = [below.fullmatch(path) for path in (one, other)]
-    if not all(found) or found[0][1] != found[1][1]:
-        return False
-    return not (Path(one).exists() and Path(other).exists()) or _are_equal_models(Path(one), Path(other))
-
-
-def _are_equal_models(one: Path, other: Path) -> bool:
-    """Whether two folders hold the same weights; files of one age and size are not read."""
-    names = [{path.name for path in folder.glob("*.safetensors")} for folder in (one, other)]
-    return names[0] == names[1] and all(filecmp.cmp(one / name, other / name) for name in names[0])
-
-
 def _stored_origin(stored: Mapping[str, Any]) -> Path | None:
-    """The checkpoint that a stored run was told to begin from."""
+    """The checkpoint that a stored run was started from."""
     if stored.get("trainer.resume_mode") != "resume_path":
         return None
     return _resolved(Path(stored["trainer.resume_from_path"]))

@@ -1,4 +1,4 @@
-"""A run on disk. `RunFolder` owns the layout; nobody else knows a file name.
+"""A run on disk. `RunFolder` owns the layout: nothing else knows these file names.
 
     folder = RunFolder("checkpoints/ragen/test")
     with folder.owned():                                    # a second process is refused, naming this one
@@ -8,24 +8,21 @@
 
     config.yaml                        the resolved tree
     metrics.jsonl                      one object a line: {"step": 1, "actor/entropy": 0.41, …}
-    episodes/<split>-<step>.jsonl.gz   one episode a line, see `episode_record`
-    report.html                        see `html.write_report`
-    wandb-id, tensorboard/             what `sinks` keeps here
-    finished.json                      how the run ended, see `write_finished`; absent while it goes on or if killed
-    .owner                             process and host that write here
+    episodes/<split>-<step>.jsonl.gz   one episode a line, see `episodes.episode_record`
+    report.html                        see `report.html.write_report`
+    wandb-id, tensorboard/             see `run.sinks`
+    finished.json                      how the run ended, see `write_finished`; absent until then
+    .owner                             the lock of the process that writes here
 
-A file is written whole (temporary name, sync, rename) or appended by whole lines, so that a run killed at any moment
-leaves files that can be read. JSON has no NaN: non-finite numbers are stored as the strings "nan", "inf" and "-inf".
+A file is written whole (temporary name, sync, rename) or appended by whole lines, so a run killed at any moment leaves
+files that can be read.
 """
 
-import fcntl
-import gzip
 import json
-import math
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,12 +31,14 @@ from typing import Any, NamedTuple
 import yaml
 
 from ragen.config.tree import to_dict
-from ragen.store.fsync import sync
-from ragen.types import Episode, Group
+from ragen.store import json_lines
+from ragen.store.episodes import Render, write_episodes
+from ragen.store.fsync import write_whole
+from ragen.store.json_lines import decode, encode
+from ragen.store.lock import Locked, is_locked, owner_of, try_lock
+from ragen.types import Group
 
-LOG_PROB_DIGITS = 6
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where it is there
-_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where it exists
 
 
 def ending(status: str, step: int, rule: str | None = None, explanation: str = "") -> dict[str, Any]:
@@ -66,7 +65,8 @@ class Metrics:
 
     def series(self, key: str) -> list[tuple[int, float]]:
         """(step, value) wherever the metric was written; values may be NaN."""
-        return [(row["step"], float(row[key])) for row in self.rows if _is_number(row.get(key))]
+        found = [(row["step"], row.get(key)) for row in self.rows]
+        return [(step, float(value)) for step, value in found if _is_number(value)]
 
     def names(self) -> list[str]:
         """Every metric that occurs, in order of first appearance."""
@@ -85,39 +85,44 @@ class RunFolder:
         self.report_path = self.path / "report.html"
         self.finished_path = self.path / "finished.json"
         self.owner_path = self.path / ".owner"
-        self._tail_is_whole = False
 
     def __str__(self) -> str:
         return str(self.path)
 
-    # --- one owner ----------------------------------------------------------------------------------------------
+    # --- one owner ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def owned(self, key: str = "trainer.default_local_dir") -> Iterator["RunFolder"]:
-        """Be the only process that writes here. The folder is made if it is not there; `key` chooses another one."""
+        """Be the only process that writes here. Creates the folder; `key` is the one that chooses another."""
         self.path.mkdir(parents=True, exist_ok=True)
-        me = {"pid": os.getpid(), "host": socket.gethostname(), "started": _process_start(os.getpid())}
-        with _locked_text(self.owner_path) as owner:
-            if other := _live_owner(owner.read()):
-                raise FolderInUse(
-                    f"{self.path} belongs to process {other['pid']} on {other['host']}: wait for it, or choose another "
-                    f"folder with {key}. If it is long gone, delete {self.owner_path}"
-                )
-            owner.write(json.dumps(me))
-        for leftover in (*self.path.glob(".*.part"), *self.episodes_path.glob(".*.part")):
-            _remove(leftover)  # of an owner that was killed while it wrote
+        in_use = "{} is in use by {}: wait for it, or choose another directory with {}"
+        if owner := self._owner_on_another_host():
+            in_use += f". If that process is gone, delete {self.owner_path}"
+            raise FolderInUse(in_use.format(self.path, owner, key))
         try:
+            lock = try_lock(self.owner_path)
+        except Locked as error:
+            raise FolderInUse(in_use.format(self.path, error.owner, key)) from None
+        try:
+            for leftover in (*self.path.glob(".*.part"), *self.episodes_path.glob(".*.part")):  # of a killed owner
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             yield self
         finally:
-            with _locked_text(self.owner_path) as owner:
-                if _owner(owner.read()) == me:
-                    owner.write("")
+            lock.release()
 
-    def live_owner(self) -> dict[str, Any] | None:
-        """The process that writes here now: its `pid` and `host`."""
-        return _live_owner(self.owner_path.read_text(errors="replace")) if self.owner_path.exists() else None
+    def live_owner(self) -> str | None:
+        """The process that writes here now, as `process 4711 on host`."""
+        if owner := self._owner_on_another_host():
+            return owner
+        return owner_of(self.owner_path) if is_locked(self.owner_path) else None
 
-    # --- config -------------------------------------------------------------------------------------------------
+    def _owner_on_another_host(self) -> str | None:
+        """A network file system may not share locks: there the note of another host counts until it is removed."""
+        owner = owner_of(self.owner_path)
+        host = owner.partition(" on ")[2]
+        return owner if host and host != socket.gethostname() else None
+
+    # --- config ---------------------------------------------------------------------------------------------------
 
     def write_config(self, config: Any) -> None:
         text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=120)
@@ -132,77 +137,41 @@ class RunFolder:
             raise ValueError(f"{self.config_path} does not hold a config tree")
         return tree
 
-    # --- metrics ------------------------------------------------------------------------------------------------
+    # --- metrics --------------------------------------------------------------------------------------------------
 
     def append_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add one line. Numbers of any library are stored as plain ones, floats exactly."""
-        row = {"step": step} | {key: _stored(key, value) for key, value in metrics.items() if key != "step"}
-        line = json.dumps(row, allow_nan=False) + "\n"
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._cut_torn_line()
-        with open(self.metrics_path, "ab", buffering=0) as file:
-            file.write(line.encode())
-            os.fsync(file.fileno())
+        row = {"step": step} | {key: encode(key, value) for key, value in metrics.items() if key != "step"}
+        json_lines.append(self.metrics_path, row)
 
     def read_metrics(self) -> Metrics:
-        """All rows that can be read. Lines of one step are one row; of a value written twice the later one stands."""
-        if not self.metrics_path.exists():
-            return Metrics()
+        """All valid rows. Lines of one step are one row; of a value written twice the later one stands."""
+        lines = json_lines.read(self.metrics_path, _is_row)
         rows: dict[int, dict[str, Any]] = {}
-        notes = []
-        lines = self.metrics_path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, start=1):
-            row = _parsed_row(line)
-            if row is not None and number < len(lines):
-                rows.setdefault(row["step"], {}).update(row)
-            elif number == len(lines) and line:
-                notes.append(f"the last line of {self.metrics_path.name} is torn (the run was killed): ignored")
-            elif line.strip():
-                notes.append(f"line {number} of {self.metrics_path.name} cannot be read: ignored")
-        return Metrics([rows[step] for step in sorted(rows)], notes)
+        for record in lines.records:
+            row = rows.setdefault(record["step"], {})
+            row.update((key, decode(value)) for key, value in record.items())
+        return Metrics([rows[step] for step in sorted(rows)], lines.skipped)
 
     def rewind(self, step: int) -> None:
-        """Forget what was recorded after the line of `step`: a resumed run writes it again."""
-        if self.metrics_path.exists():
-            kept = []
-            for line in self.metrics_path.read_bytes().splitlines(keepends=True):
-                row = _parsed_row(line) if line.endswith(b"\n") else None
-                if row is not None and row["step"] <= step:
-                    kept.append(line)
-                    if row["step"] == step:
-                        break  # a later line may speak of an earlier step: the success of what was merged at the end
-            write_whole(self.metrics_path, b"".join(kept))
+        """Remove what was recorded after the line of `step`: a resumed run writes it again."""
+        # A later line may be about an earlier step (the success of the merged model): it goes too.
+        json_lines.rewind(
+            self.metrics_path,
+            is_kept=lambda record: _is_row(record) and record["step"] <= step,
+            is_last=lambda record: record["step"] == step,
+        )
         for file in self.episode_files():
             if file.step > step:
                 file.path.unlink()
         self.finished_path.unlink(missing_ok=True)
 
-    def _cut_torn_line(self) -> None:
-        """Half a line that a killed process left would swallow the next one."""
-        if not self._tail_is_whole and self.metrics_path.exists():
-            content = self.metrics_path.read_bytes()
-            if not content.endswith(b"\n"):
-                os.truncate(self.metrics_path, content.rfind(b"\n") + 1)
-        self._tail_is_whole = True
+    # --- episodes -------------------------------------------------------------------------------------------------
 
-    # --- episodes -----------------------------------------------------------------------------------------------
-
-    def write_episodes(
-        self, step: int, split: str, groups: Iterable[Group], render: Callable[[str, Any], str] | None = None
-    ) -> Path:
-        """Store whole groups. `split` names the set (`train`, `val`, `val-greedy`, …).
-
-        `render(tag, state)` adds the observation after the last action, which no turn has shown.
-        """
-        self.episodes_path.mkdir(parents=True, exist_ok=True)
+    def write_episodes(self, step: int, split: str, groups: Iterable[Group], render: Render | None = None) -> Path:
+        """Store whole groups. `split` names the set (`train`, `val`, `val-greedy`, …)."""
         path = self.episodes_path / f"{split}-{step:06d}.jsonl.gz"
-        lines = [
-            json.dumps(episode_record(episode, step, render), allow_nan=False, separators=(",", ":"))
-            for group in groups
-            for episode in group.episodes
-        ]
-        text = "".join(f"{line}\n" for line in lines)
-        write_whole(path, gzip.compress(text.encode(), compresslevel=1, mtime=0))  # no clock: equal runs, equal files
+        write_episodes(path, step, groups, render)
         return path
 
     def episode_files(self, split: str | None = None) -> list[EpisodeFile]:
@@ -214,7 +183,7 @@ class RunFolder:
                 found.append(EpisodeFile(name, int(step), path))
         return sorted(found)
 
-    # --- the end ------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------------
 
     def write_finished(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> None:
         """The last thing that a run writes: `status` is `finished`, or `early_stopped` by a rule at a step."""
@@ -231,195 +200,14 @@ class RunFolder:
             record = None
         return record if isinstance(record, dict) and "status" in record else {"status": "unknown"}
 
-    # --- report -------------------------------------------------------------------------------------------------
-
     def write_report(self, html: str) -> Path:
-        self.path.mkdir(parents=True, exist_ok=True)
         write_whole(self.report_path, html.encode("utf-8", errors="replace"))
         return self.report_path
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that its name always shows either the old content or all of the new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync(path.parent)  # the rename itself
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-# --- episodes -----------------------------------------------------------------------------------------------------
-
-
-def episode_record(episode: Episode, step: int, render: Callable[[str, Any], str] | None = None) -> dict[str, Any]:
-    """One line of an episode file: enough to draw, replay, fork and train the episode again.
-
-    `sequences` are what the learner read: all ids, the [start, stop) of each sampled reply, and the log-probs of the
-    sampled tokens only, one after the other. The i-th reply span belongs to the i-th turn.
-    """
-    final = episode.final
-    return {
-        "step": step,
-        "tag": episode.tag,
-        "split": episode.split,
-        "seed": episode.seed,
-        "group": episode.group,
-        "member": episode.member,
-        "ended_by": final.ended_by,
-        "success": final.success,
-        "reward": _stored("reward", final.reward),
-        "penalty": _stored("penalty", final.penalty),
-        "num_actions": final.num_actions,
-        "system_text": episode.system_text,
-        "turns": [
-            {
-                "state_text": turn.state_text,
-                "turn_text": turn.turn_text,
-                "reply_text": turn.reply_text,
-                "stopped_by": turn.stopped_by,
-                "reward": _stored("reward", turn.result.reward),
-                "penalty": _stored("penalty", turn.result.penalty),
-                "actions": [
-                    action if isinstance(action, (int, str)) else str(action) for action in turn.result.actions
-                ],
-                "num_listed": turn.result.num_listed,
-                "num_valid": turn.result.num_valid,
-                "num_effective": turn.result.num_effective,
-            }
-            for turn in episode.turns
-        ],
-        "final_text": "" if render is None else render(episode.tag, final.state),
-        "sequences": [
-            {
-                "first_turn": sequence.first_turn,
-                "ids": [int(token) for token in sequence.ids],
-                "sampled": [list(span) for span in sequence.reply_spans],
-                "log_probs": [
-                    _stored("log_probs", round(float(value), LOG_PROB_DIGITS))
-                    for start, stop in sequence.reply_spans
-                    for value in sequence.log_probs[start:stop]
-                ],
-            }
-            for sequence in episode.sequences()
-        ],
-    }
-
-
-def read_episodes(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of one episode file, non-finite numbers as floats again."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [_with_floats(json.loads(line)) for line in file]
-
-
-def _with_floats(record: dict[str, Any]) -> dict[str, Any]:
-    for part in (record, *record["turns"]):
-        part["reward"], part["penalty"] = _read(part["reward"]), _read(part["penalty"])
-    for sequence in record["sequences"]:
-        sequence["log_probs"] = [_read(value) for value in sequence["log_probs"]]
-    return record
-
-
-# --- numbers ------------------------------------------------------------------------------------------------------
-
-
-def _stored(name: str, value: Any) -> Any:
-    """A value as JSON can hold it."""
-    if hasattr(value, "item"):  # numpy and torch scalars
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"{name}={value!r}: a number or text can be stored, not a {type(value).__name__}")
-
-
-def _read(value: Any) -> Any:
-    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _parsed_row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(row, dict) or type(row.get("step")) is not int:
-        return None
-    return {key: _read(value) for key, value in row.items()}
-
-
-# --- the owner ----------------------------------------------------------------------------------------------------
-
-
-class _LockedText:
-    def __init__(self, descriptor: int):
-        self._descriptor = descriptor
-
-    def read(self) -> str:
-        return os.pread(self._descriptor, 4096, 0).decode(errors="replace")
-
-    def write(self, text: str) -> None:
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, text.encode(), 0)
-
-
-@contextmanager
-def _locked_text(path: Path) -> Iterator[_LockedText]:
-    """A small file under a short lock, so that of two processes that find a dead owner only one takes over."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield _LockedText(descriptor)
-    finally:
-        os.close(descriptor)  # unlocks
-
-
-def _owner(text: str) -> dict[str, Any] | None:
-    try:
-        owner = json.loads(text)
-    except ValueError:
-        return None
-    return owner if isinstance(owner, dict) and {"pid", "host", "started"} <= owner.keys() else None
-
-
-def _live_owner(text: str) -> dict[str, Any] | None:
-    """The owner that a file names, unless it is known to be dead. Nothing is known about other hosts."""
-    owner = _owner(text)
-    if owner is None:
-        return None
-    if owner["host"] != socket.gethostname():
-        return owner
-    try:
-        os.kill(owner["pid"], 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        return owner  # somebody else's process
-    # A number may be in use again: then the process under it began at another time.
-    return owner if owner["started"] == _process_start(owner["pid"]) else None
-
-
-def _process_start(pid: int) -> str:
-    """When a process began, in clock ticks since boot; empty where the system does not tell."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    fields = text.rpartition(")")[2].split()
-    return "dead" if fields[0] == "Z" else fields[19]  # a zombie only waits for its parent to notice
+def _is_row(record: Mapping[str, Any]) -> bool:
+    return type(record.get("step")) is int

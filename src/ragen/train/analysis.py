@@ -1,13 +1,11 @@
 """Gradient analysis within a run: which groups, under which targets, and the metrics that come of it.
 
-    if derive.is_analysis_step(config, step):
-        groups = play(requests(config, step), draws(config, step))                    # where the batch is its own
-        batch = make_batch(groups, scores, selection, config, see, aim)
-        metrics, rows = analyse(batch, config, model, workers, reference)
+    batch = training_batch(step, played, targets, learner, clock)     # the step's own groups, where those are analysed
+    metrics = analyse_step(step, batch, player, clock)                # {} at steps that are not
 
 What is differentiated are the terms of `update.actor_terms`, at the weights as they are; nothing is changed. The groups
 are those of the training step, or a batch of their own if `gradient_analysis_env_groups` and `_group_size` ask for
-another shape: other levels of the training split and draws of their own, through the same filter, scoring and shaping.
+another shape: other levels of the training split and other draws, through the same filter, scoring and shaping.
 With `gradient_analysis_log_prefilter` a twin looks at all groups as if there were no filter. Groups that both look at
 are computed once; only where the advantages of a group differ (whitened over another set, or scaled by the kept share)
 does its task term need a second backward pass, never a second forward pass.
@@ -27,10 +25,10 @@ A term is there if it has a coefficient. `sample_pct` is in per cent of the batc
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,11 +42,15 @@ from ragen.model.packing import Sample, pack, samples_of
 from ragen.model.scoring import micro_batches
 from ragen.prng import Coordinate
 from ragen.rollout.collect import GroupRequest
+from ragen.run.clock import Clock
+from ragen.train.learner import Learner, TokenScores
 from ragen.train.levels import SPLIT
-from ragen.train.targets import Scores, Selection, normalized
+from ragen.train.player import Player
+from ragen.train.targets import Played, Selection, kept_scores, normalized
 from ragen.train.update import TASK, Targets, actor_terms, max_sampled, task_term, term_names
 from ragen.types import Group
 
+EXITED = "trainer/exited_after_gradient_analysis"
 AFTER, BEFORE = "grad_norm", "grad_norm_prefilter"  # the filter
 META, META_BEFORE = "grad_analysis", "grad_analysis_prefilter"
 LOSS_NAMES = {TASK: "policy"}  # where a loss has another name than its term
@@ -61,7 +63,7 @@ Row = dict[str, Any]  # {"prefix": "grad_norm", "bucket": "bucket_1", "group_id"
 
 
 def requests(config: Config, step: int) -> list[GroupRequest]:
-    """The levels of an analysis step that has a batch of its own. With `data.train_data_num` they are among these."""
+    """The levels of an analysis with a separate batch. With `data.train_data_num` they are training levels."""
     envs, pool = config.es_manager.train, config.data.train_data_num
     num_groups, size = derive.analysis_shape(config)
     counts = derive.in_proportion(num_groups, envs.env_configs.n_groups)
@@ -75,21 +77,8 @@ def requests(config: Config, step: int) -> list[GroupRequest]:
 
 
 def draws(config: Config, step: int) -> tuple[Coordinate, ...]:
-    """Those of training begin with another word."""
+    """Different from those of training."""
     return "gradient analysis", config.seed.train, step
-
-
-class Seen(NamedTuple):
-    """What the models say about samples: for each a tensor with one number per sampled token."""
-
-    old_log_probs: Sequence[Tensor]
-    reference: Sequence[Tensor] | None
-    values: Sequence[Tensor] | None
-
-
-# Samples to what the models say about them; groups, their scores, that, and the kept share to targets.
-See = Callable[[Sequence[Sample]], Seen]
-Aim = Callable[[Sequence[Group], Scores, Seen, float], Targets]
 
 
 @dataclass(frozen=True)
@@ -102,32 +91,58 @@ class Batch:
     everything: Targets | None  # for those of all groups, as if there were no filter; None if there is no twin
 
 
-def make_batch(
-    groups: Sequence[Group],
-    scores: Scores,
-    selection: Selection,
-    config: Config,
-    see: See,
-    aim: Aim,
-    kept: Targets | None = None,
-) -> Batch:
+def training_batch(step: int, played: Played, targets: Targets | None, learner: Learner, clock: Clock) -> Batch | None:
+    """The training step's own batch, if it is the one to analyse now."""
+    if not derive.is_analysis_step(learner.config, step) or derive.has_analysis_batch(learner.config):
+        return None
+    with clock("gradient_analysis"):
+        return make_batch(played, learner, targets)
+
+
+def analyse_step(step: int, batch: Batch | None, player: Player, clock: Clock) -> dict[str, float]:
+    """Where the gradient comes from, at the steps that are analysed. Nothing that trains is changed."""
+    config, learner, log = player.config, player.learner, player.log
+    if not derive.is_analysis_step(config, step):
+        return {}
+    with clock("gradient_analysis"):
+        if batch is None:
+            groups = player.play(requests(config, step), draws(config, step), "analysis rollout")
+            batch = make_batch(player.select(groups), learner)
+        with log.phase("gradient analysis", total=num_samples(batch, learner.workers)):
+            metrics, rows = analyse(batch, config, learner.model, learner.workers, learner.reference, log.advance)
+    log.gradient_table(step, rows)
+    return metrics | ({EXITED: 1.0} if exits_after(config, step) else {})
+
+
+def exits_after(config: Config, step: int) -> bool:
+    """Whether the run ends with the analysis of this step."""
+    return config.trainer.exit_after_gradient_analysis and derive.is_analysis_step(config, step)
+
+
+def make_batch(played: Played, learner: Learner, kept: Targets | None = None) -> Batch:
     """`kept` are targets that are there already. Nothing is computed twice, and no twin that is not asked for."""
-    worth = normalized(scores, groups, config)
+    groups, selection, config = played.groups, played.selection, learner.config
+    clock = Clock()  # the step's own counts all of it as analysis
+    control = replace(learner.kl_control)  # measuring must not change the controller
     if kept is None and selection.kept:
-        seen = see(samples_of(selection.kept))
-        kept = aim(selection.kept, [worth[place] for place in selection.places], seen, selection.kept_ratio)
+        token_scores, scores = learner.score(samples_of(selection.kept), clock), kept_scores(played, config)
+        ratio = selection.kept_ratio
+        kept, _ = learner.make_targets(selection.kept, scores, token_scores, ratio, control, clock)
     everything = None
     if config.trainer.gradient_analysis_log_prefilter:
-        everything = aim(groups, worth, _seen_of_all(groups, selection, kept, see), 1.0)
+        token_scores = _token_scores_of_all(played, kept, learner, clock)
+        scores = normalized(played.scores, groups, config)
+        everything, _ = learner.make_targets(groups, scores, token_scores, 1.0, control, clock)
     return Batch(groups, selection, kept, everything)
 
 
-def _seen_of_all(groups: Sequence[Group], selection: Selection, kept: Targets | None, see: See) -> Seen:
-    """That of the kept is known; the others are looked at."""
+def _token_scores_of_all(played: Played, kept: Targets | None, learner: Learner, clock: Clock) -> TokenScores:
+    """Those of the kept groups are known; the others are computed."""
+    groups, selection = played.groups, played.selection
     removed = [place for place in range(len(groups)) if place not in set(selection.places)]
-    parts: list[tuple[list[int], Targets | Seen]] = [] if kept is None else [(selection.places, kept)]
+    parts: list[tuple[list[int], Targets | TokenScores]] = [] if kept is None else [(selection.places, kept)]
     if removed:
-        parts.append((removed, see(samples_of([groups[place] for place in removed]))))
+        parts.append((removed, learner.score(samples_of([groups[place] for place in removed]), clock)))
     sizes = [len(samples_of([group])) for group in groups]
 
     def joined(name: str) -> list[Tensor] | None:
@@ -138,11 +153,11 @@ def _seen_of_all(groups: Sequence[Group], selection: Selection, kept: Targets | 
             by_place |= cut(getattr(part, name), places, sizes)
         return [tensor for place in range(len(groups)) for tensor in by_place[place]]
 
-    return Seen(*map(joined, Seen._fields))
+    return TokenScores(*map(joined, TokenScores._fields))
 
 
 def cut(of_samples: Sequence[Tensor], places: Sequence[int], sizes: Sequence[int]) -> dict[int, list[Tensor]]:
-    """What belongs to each group, of groups whose samples lie one after the other."""
+    """Split values of consecutive samples by group."""
     rest = iter(of_samples)
     return {place: list(islice(rest, sizes[place])) for place in places}
 

@@ -16,11 +16,8 @@ SPLIT = "train"
 def levels(config: Config, step: int) -> list[GroupRequest]:
     """The groups of a step, which counts from 1. With `data.train_data_num` the same levels come round again."""
     envs, pool = config.es_manager.train, config.data.train_data_num
-    tags = [
-        tag for tag, count in zip(envs.env_configs.tags, envs.env_configs.n_groups, strict=True) for _ in range(count)
-    ]
     requests = []
-    for group, tag in enumerate(tags):
+    for group, tag in enumerate(tags_of_groups(envs)):
         index = (step - 1) * envs.env_groups + group
         seed = config.seed.train + (index if pool is None else index % pool)
         requests.append(GroupRequest(tag, seed, SPLIT, group, envs.group_size))

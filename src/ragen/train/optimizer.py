@@ -8,7 +8,7 @@
     stored = optimizer.tensors(model), optimizer.num_steps
     with optimizer.in_full():                    # the module's weights in float32, for as long as they are read
         from_huggingface(model, weights)
-        optimizer.load(model, *stored)           # goes on bit for bit where the stored one was
+        optimizer.load(model, *stored)           # continues bit for bit
 
 A learning rate of 1e-6 vanishes in bf16: a module in bf16 gets float32 master weights, which are stepped and rounded
 into it. A float32 module is its own master. The schedule counts training steps, not updates: how many updates a step
@@ -110,10 +110,10 @@ class MasterAdamW:
         return moments | {f"{COUNT}/{name}": () for name in kinds}
 
     def load(self, model: nn.Module, stored: Mapping[str, Tensor], num_steps: int) -> None:
-        """Take over what `tensors` listed. Call it within `in_full`, after the module's weights were read.
+        """Load what `tensors` listed. Call it within `in_full`, after the module's weights were read.
 
-        Stored masters win over the module's weights, also where the module is its own master: a run in bf16 that goes
-        on in float32 keeps its unrounded weights.
+        Stored masters win over the module's weights, also where the module is its own master: a bf16 run
+        that resumes in float32 keeps its unrounded weights.
         """
         for name, _, master in self._named(model):
             with torch.no_grad():
@@ -144,7 +144,7 @@ class MasterAdamW:
             yield names[parameter], parameter, master
 
     def _count(self, stored: Tensor, master: Tensor) -> Tensor:
-        """AdamW keeps its counts on the CPU unless it is told to work without looking at them."""
+        """AdamW keeps its counts on the CPU unless it is fused or capturable."""
         (group,) = self.adamw.param_groups
         return stored.to(master.device if group["fused"] or group["capturable"] else "cpu", copy=True)
 

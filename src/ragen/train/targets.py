@@ -59,6 +59,21 @@ class Selection:
         return len(self.kept) / len(self.table)
 
 
+@dataclass(frozen=True)
+class Played:
+    """The groups of a step, what each episode earned, and which groups are worth an update."""
+
+    groups: list[Group]
+    scores: Scores
+    selection: Selection
+
+
+def kept_scores(played: Played, config: Config) -> Scores:
+    """The normalized scores of the kept groups; all groups count as peers."""
+    scores = normalized(played.scores, played.groups, config)
+    return [scores[place] for place in played.selection.places]
+
+
 def keep_groups(
     groups: Sequence[Group], scores: Scores, config: Config, entropies: Callable[[], Scores] | None = None
 ) -> Selection:

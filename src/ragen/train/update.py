@@ -7,8 +7,8 @@ Samples are cut into mini-batches, each one optimizer step; a mini-batch is deal
 its share into micro-batches for memory. The weight of each token is fixed for the mini-batch before that, so workers
 and micro-batches only add up.
 
-A loss or gradient that is not finite changes nothing: that optimizer step is left out and counted, and its samples are
-named, so that the caller can keep them.
+An optimizer step whose loss or gradient is not finite is skipped and counted, and its samples are named, so that the
+caller can store them.
 """
 
 import math
@@ -67,7 +67,7 @@ class Updated:
     """What an update did."""
 
     metrics: dict[str, float]
-    spoilt: list[int] = field(default_factory=list)  # samples of the optimizer steps that were left out
+    skipped: list[int] = field(default_factory=list)  # samples of skipped optimizer steps
 
 
 def update_actor(
@@ -109,15 +109,15 @@ def update_actor(
         grad_clip=actor.grad_clip,
         order=("order", config.seed.train, step) if actor.shuffle else None,
     )
-    history, spoilt = _run(passes, samples, optimizer, workers, loss_of, policy_metrics, on_samples)
+    history, skipped = _run(passes, samples, optimizer, workers, loss_of, policy_metrics, on_samples)
     # Before the first optimizer step sampler and learner are the same policy: what differs there is rounding.
     first = {name: history.pop(name)[0] for name in (GAP, SAMPLER_KL) if name in history}
     metrics = (
-        _summary(history, "actor", spoilt) | first | {"rollout/log_prob_diff_max": max(workers.gather([largest_gap]))}
+        _summary(history, "actor", skipped) | first | {"rollout/log_prob_diff_max": max(workers.gather([largest_gap]))}
     )
     if kl_coefficient := kl_loss_coefficient(config):
         metrics["actor/kl_coef"] = kl_coefficient
-    return Updated(metrics | {"train/num_mini_batches": len(history["lr"])}, spoilt)
+    return Updated(metrics | {"train/num_mini_batches": len(history["lr"])}, skipped)
 
 
 def update_critic(
@@ -147,8 +147,8 @@ def update_critic(
         grad_clip=settings.grad_clip,
         order=None,
     )
-    history, spoilt = _run(passes, samples, optimizer, workers, loss_of, _as_numbers, on_samples)
-    return Updated(_summary(history, "critic", spoilt), spoilt)
+    history, skipped = _run(passes, samples, optimizer, workers, loss_of, _as_numbers, on_samples)
+    return Updated(_summary(history, "critic", skipped), skipped)
 
 
 def imitate(
@@ -176,8 +176,8 @@ def imitate(
         grad_clip=grad_clip,
         order=None,
     )
-    history, spoilt = _run(passes, samples, optimizer, workers, loss_of, _as_numbers, on_samples)
-    return Updated(_summary(history, "train", spoilt), spoilt)
+    history, skipped = _run(passes, samples, optimizer, workers, loss_of, _as_numbers, on_samples)
+    return Updated(_summary(history, "train", skipped), skipped)
 
 
 def max_sampled(config: Config) -> int:
@@ -280,9 +280,9 @@ def _run(
     finish: Callable[[dict[str, Tensor]], dict[str, float]],
     on_samples: Callable[[int], None],
 ) -> tuple[dict[str, list[float]], list[int]]:
-    """Optimizer steps; returns the metrics of each that was taken, and the samples of those that were left out."""
+    """Optimizer steps; returns the metrics of those taken, and the samples of those skipped."""
     history: dict[str, list[float]] = defaultdict(list)
-    spoilt: list[int] = []
+    skipped: list[int] = []
     for epoch in range(passes.epochs):
         order = _order(len(samples), passes.order and (*passes.order, epoch))
         for start in range(0, len(samples), passes.mini_size):
@@ -291,13 +291,13 @@ def _run(
             loss, norm = float(sums.pop(LOSS)), optimizer.norm()
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 optimizer.clear()
-                spoilt += mini
+                skipped += mini
                 history["lr"].append(optimizer.lr)
                 continue
             optimizer.step(passes.grad_clip)
             for name, value in (finish(sums) | {"lr": optimizer.lr, "grad_norm": norm}).items():
                 history[name].append(value)
-    return history, spoilt
+    return history, skipped
 
 
 def _gradients(
@@ -346,6 +346,6 @@ def _as_numbers(sums: dict[str, Tensor]) -> dict[str, float]:
     return {name: float(value) for name, value in sums.items()}
 
 
-def _summary(history: dict[str, list[float]], who: str, spoilt: Sequence[int]) -> dict[str, float]:
+def _summary(history: dict[str, list[float]], who: str, skipped: Sequence[int]) -> dict[str, float]:
     means = {name if "/" in name else f"{who}/{name}": fmean(values) for name, values in history.items()}
-    return means | {f"{who}/nonfinite_samples": float(len(spoilt))}
+    return means | {f"{who}/nonfinite_samples": float(len(skipped))}

@@ -16,10 +16,11 @@ from ragen.config.schema import Config
 from ragen.distributed.workers import ALONE, Workers
 from ragen.engine.base import Engine, Sampling
 from ragen.env.solve import baselines, shortest_plan
-from ragen.evaluate.metrics import rate
 from ragen.rollout.collect import GroupRequest, World, collect
 from ragen.rollout.summary import summarize
-from ragen.statistics import success_by_length, wilson
+from ragen.run.clock import Clock
+from ragen.run.run_logger import NullLogger
+from ragen.statistics import rate, success_by_length, wilson
 from ragen.train.levels import tags_of_groups, with_turns
 from ragen.types import Episode, Group
 
@@ -44,6 +45,14 @@ class Validator:
         metrics |= self.fixed | self._success(groups, "success")
         greedy = self._play(engine, validation_sampling(self.config, greedy=True), on_finished)
         return metrics | self._success(greedy, "greedy_success") | self._by_length(groups), groups
+
+    def validate(self, engine: Engine, log: NullLogger, step: int, clock: Clock) -> dict[str, float]:
+        """`run`, shown and stored as the validation after `step`."""
+        with clock("testing"), log.phase("validation", total=self.num_episodes):
+            metrics, groups = self.run(engine, log.advance)
+        log.episodes(step, "val", groups, lambda tag, state: self.worlds[tag].env.render(state))
+        log.validation(step, metrics)
+        return metrics
 
     @property
     def num_episodes(self) -> int:

@@ -145,7 +145,7 @@ def save(decoder: Decoder, tokenizer: Any, output: Path) -> None:
 
 
 def config(shape: Shape, tokenizer: Any) -> Qwen2Config:
-    """The shape in the words of `transformers`."""
+    """The shape as `transformers` describes it."""
     return Qwen2Config(
         architectures=["Qwen2ForCausalLM"],
         vocab_size=shape.vocab_size,
@@ -171,7 +171,7 @@ def num_parameters(decoder: Decoder) -> int:
 
 
 def describe(steps: int = STEPS) -> str:
-    """The recipe in words; nothing is computed."""
+    """The recipe as text; nothing is computed."""
     decoder = blank(len(make_tokenizer()))
     form = decoder.shape
     lines = [

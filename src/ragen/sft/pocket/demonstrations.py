@@ -3,8 +3,8 @@
     for episode in demonstrations(tokenizer, TASKS["SimpleSokoban"], seeds=range(1000)):
         [sequence] = episode.sequences()              # ids, and which of them the player said
 
-The player sees right and acts so-so. Its think block always tells truly where things are; what it then does follows,
-anew in each turn, the solver, a bad habit, or nothing at all (`Manners`). The habits: in Sokoban it walks straight at
+The player sees well and acts so-so. Its think block is always true; its actions follow, drawn for each turn, the
+solver, a bad habit, or chance (`Manners`). The habits: in Sokoban it walks straight at
 the box and pushes wherever that leads, on the lake it knows only Down and Right, and of two arms it likes the one
 listed first. So `pocket` learns the form of a reply, to read a board, and good moves as the less likely choice: which
 of its choices are worth keeping is left to reinforcement learning.
@@ -18,7 +18,6 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from ragen.agent.episode import EpisodeState
 from ragen.agent.prompt import STYLES
 from ragen.agent.rules import AgentRules
 from ragen.agent.template import ChatTemplate
@@ -28,7 +27,7 @@ from ragen.env.registry import catalogue, make
 from ragen.env.solve import shortest_plan
 from ragen.sft.demonstrate import Spoken, demonstrate
 from ragen.sft.tokens import reply_ids
-from ragen.types import Episode, Turn
+from ragen.types import Episode, EpisodeState, Turn
 
 RULES = AgentRules(
     max_turn=5,
@@ -76,7 +75,7 @@ class Task:
 
 
 def demonstrations(tokenizer: Any, task: Task, seeds: Iterable[int]) -> Iterator[Episode]:
-    """One conversation for each seed, but for those that show where a validation level starts."""
+    """One conversation for each seed, except those that show the start of a validation level."""
     env, tag = task.environment(), catalogue()[task.tag]
     chat = ChatTemplate(tokenizer)
     prompt = STYLES[RULES.prompt_style](env, tag, RULES, REPLY_LIMIT)
@@ -170,7 +169,7 @@ def cross_the_lake(env: Environment, state: State, random: Random, manners: Mann
 
 
 def pull_an_arm(env: Environment, state: State, random: Random, manners: Manners) -> tuple[str, list[Action]]:
-    """Either bandit; the habit is the arm listed first. There is no skill: it would be to know the answer."""
+    """Either bandit; the habit is the arm listed first. There is no skill: that would be knowing the answer."""
     names = env.action_names(state)
     first, second = names
     chosen = first if manners.draw(random) == "habit" else random.choice([first, second])

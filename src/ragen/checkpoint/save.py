@@ -1,0 +1,264 @@
+"""Saving checkpoints: whole or not at all, opened by Hugging Face.
+
+    store = CheckpointStore.of(config, folder.path)
+    store.save(200, parts)                         # global_step_200/, then the tracker, then old ones are deleted
+
+    global_step_200/actor/                         config, weights, tokenizer: AutoModelForCausalLM opens it; or, of a
+                                                   model with an adapter, that alone: peft opens it over its base
+    global_step_200/actor_optimizer/               moments, counts and master weights, by parameter
+    global_step_200/critic/, critic_optimizer/     the same, and value_head.safetensors
+    global_step_200/trainer_state.json             the trainer's own numbers
+    global_step_200/manifest.json                  see `store.manifest`
+
+`save_contents` decides what is written: `model` the weights, `optimizer` what resuming needs, `extra` the trainer's
+state, which also comes with `optimizer`. Tensors are safetensors files and everything else is JSON: reading never
+unpickles. A run logs the metrics of a step before it saves: a resumed run has them.
+"""
+
+import errno
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from ragen.checkpoint.model_folder import delete, move_into_place, synced_sum, write_json, write_model
+from ragen.checkpoint.parts import Part, Parts, stored_parameters
+from ragen.checkpoint.tensor_file import num_bytes, write_tensors
+from ragen.config.schema import Config
+from ragen.errors import ConfigError
+from ragen.format import size_text
+from ragen.store import manifest as disk
+from ragen.store.fsync import sync
+from ragen.store.manifest import REPLACED, FileSum, Manifest
+
+CONTENTS = ("model", "optimizer", "extra")
+STATE = "trainer_state.json"
+OPTIMIZER, OPTIMIZER_NUMBERS = "optimizer.safetensors", "optimizer.json"
+
+
+class SaveFailed(OSError):
+    """A checkpoint that could not be written. Earlier ones are intact."""
+
+
+class CheckpointStore:
+    """The checkpoints of one run folder.
+
+    `keep_actor` and `keep_critic` are how many stay, None for all. `contents` are those of the actor, and of the critic
+    unless it has its own. `note` logs harmless failures.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        keep_actor: int | None = 1,
+        keep_critic: int | None = 1,
+        contents: Sequence[str] = CONTENTS,
+        critic_contents: Sequence[str] | None = None,
+        note: Callable[[str], None] = warnings.warn,
+    ):
+        self.folder = Path(folder)
+        self.keep = {"actor": keep_actor, "critic": keep_critic}
+        self.contents = {"actor": contents, "critic": contents if critic_contents is None else critic_contents}
+        self.note = note
+        for name, listed in self.contents.items():
+            _check_contents(name, listed)
+        assert all(limit is None or limit > 0 for limit in self.keep.values()), self.keep
+
+    @classmethod
+    def of(
+        cls, config: Config, folder: str | os.PathLike[str], note: Callable[[str], None] = warnings.warn
+    ) -> "CheckpointStore":
+        return cls(
+            folder,
+            config.trainer.max_actor_ckpt_to_keep,
+            config.trainer.max_critic_ckpt_to_keep,
+            config.actor_rollout_ref.actor.checkpoint.save_contents,
+            config.critic.checkpoint.save_contents,
+            note,
+        )
+
+    def save(self, step: int, parts: Parts, contents: Sequence[str] | None = None, keep: bool = False) -> Path:
+        """Write a checkpoint, let the tracker name it, then delete what is too old.
+
+        With `keep` it is never deleted. With `contents` it is one to inspect: kept, and not named by the tracker; if
+        the step already has a resumable checkpoint, that one is kept and nothing is written.
+        """
+        target = self.folder / disk.checkpoint_name(step)
+        tracked, there = contents is None, disk.read_manifest(target) if disk.is_whole(target) else None
+        keep = keep or not tracked or (there is not None and there.keep)
+        contents_by_part = self.contents if tracked else dict.fromkeys(self.contents, contents)
+        written = _Written(step, parts, contents_by_part, keep, tracked)
+        try:
+            if there is not None and there.tracked and not tracked:
+                disk.write_manifest(target, replace(there, keep=True))
+            else:
+                self._write(written, target)
+            if tracked:
+                disk.write_tracker(self.folder, step)
+        except (OSError, SafetensorError) as error:
+            raise self._failure(written, error) from error
+        if tracked:
+            self._delete_old(step)
+        return target
+
+    # --- saving ---------------------------------------------------------------------------------------------------
+
+    def _write(self, written: "_Written", target: Path) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob(".global_step_*.part"):
+            shutil.rmtree(leftover)
+        for leftover in self.folder.glob(f".{disk.TRACKER}.*.part"):
+            leftover.unlink()
+        for replaced in self.folder.glob(f"global_step_*{REPLACED}"):
+            if not _name_of(replaced).exists():  # a killed run left it without its name
+                os.rename(replaced, _name_of(replaced))
+        _check_space(self.folder, written.num_bytes)
+        temporary = self.folder / f".{target.name}.part"
+        try:
+            temporary.mkdir()
+            written.write(temporary)
+            move_into_place(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def _failure(self, written: "_Written", error: Exception) -> SaveFailed:
+        number = getattr(error, "errno", None) or errno.EIO
+        earlier = disk.latest(self.folder)
+        kept = "there is no earlier checkpoint" if earlier is None else f"{earlier} is whole"
+        if earlier is not None and disk.is_resumable(earlier):
+            kept += ": run the same command to resume from it"
+        advice = _ADVICE.get(number, "fix that")
+        return SaveFailed(
+            number,
+            f"the checkpoint of step {written.step} was not written ({getattr(error, 'strerror', None) or error}): it "
+            f"needs {size_text(written.num_bytes)}, and {size_text(_free(self.folder))} are free. Fix: {advice}; "
+            f"{kept}",
+            str(self.folder),
+        )
+
+    # --- deleting -------------------------------------------------------------------------------------------------
+
+    def _delete_old(self, step: int) -> None:
+        """Delete what is older than `step` and over the limit; never the checkpoint that the tracker names."""
+        try:
+            for path in self.folder.glob(f"global_step_*{REPLACED}"):
+                delete(path)
+            for path, names in self._too_old(step).items():
+                _delete_parts(path, names)
+        except OSError as error:
+            self.note(f"an old checkpoint could not be deleted: {error}")
+
+    def _too_old(self, step: int) -> dict[Path, list[str]]:
+        """Which parts of which checkpoints to delete."""
+        found = [(path, disk.read_manifest(path)) for path in disk.checkpoints(self.folder) if disk.is_whole(path)]
+        counted = [(path, it) for path, it in found if not it.keep and it.step <= step]
+        old: dict[Path, list[str]] = {}
+        for name, limit in self.keep.items():
+            holding = [path for path, it in counted if name in it.contents]
+            for path in holding[: -limit if limit is not None else 0]:
+                old.setdefault(path, []).append(name)
+        return old
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+class _Written:
+    """One checkpoint on its way to disk."""
+
+    def __init__(
+        self, step: int, parts: Parts, contents: Mapping[str, Sequence[str]], keep: bool, tracked: bool
+    ) -> None:
+        self.step, self.keep, self.tracked = step, keep, tracked
+        self.parts, self.state = parts.by_name(), parts.state
+        self.optimizers = {
+            name: part
+            for name, part in self.parts.items()
+            if part.optimizer is not None and "optimizer" in contents[name]
+        }
+        self.contents = {name: ["model", *(["optimizer"] if name in self.optimizers else [])] for name in self.parts}
+        self.has_state = bool({"optimizer", "extra"} & set(contents["actor"]))
+
+    @property
+    def num_bytes(self) -> int:
+        """About: the numbers, not the texts."""
+        weights = sum(parameter.nbytes for part in self.parts.values() for parameter in stored_parameters(part))
+        return weights + sum(num_bytes(part.optimizer.tensors(part.model)) for part in self.optimizers.values())
+
+    def write(self, folder: Path) -> None:
+        sums: dict[Path, FileSum] = {}
+        if self.has_state:
+            write_json(folder / STATE, self.state)
+        for name, part in self.parts.items():
+            write_model(folder / name, part, sums)
+        for name, part in self.optimizers.items():
+            _write_optimizer(folder / f"{name}_optimizer", part, sums)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        listed = {path.relative_to(folder).as_posix(): sums.get(path) or synced_sum(path) for path in files}
+        manifest = Manifest(self.step, self.contents, self.has_state, self.keep, self.tracked, listed)
+        disk.write_manifest(folder, manifest)
+        for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+            sync(inner)
+
+
+def _write_optimizer(folder: Path, part: Part, sums: dict[Path, FileSum]) -> None:
+    folder.mkdir()
+    path = folder / OPTIMIZER
+    sums[path] = FileSum(*write_tensors(path, part.optimizer.tensors(part.model)))
+    write_json(folder / OPTIMIZER_NUMBERS, {"num_steps": part.optimizer.num_steps})
+
+
+def _name_of(replaced: Path) -> Path:
+    return replaced.with_name(replaced.name.removesuffix(REPLACED))
+
+
+def _delete_parts(path: Path, names: Sequence[str]) -> None:
+    manifest = disk.read_manifest(path)
+    left = {name: held for name, held in manifest.contents.items() if name not in names}
+    if not left:
+        delete(path)
+        return
+    gone = tuple(f"{name}{end}/" for name in names for end in ("", "_optimizer"))
+    files = {name: values for name, values in manifest.files.items() if not name.startswith(gone)}
+    disk.write_manifest(path, replace(manifest, contents=left, files=files))
+    for folder in gone:
+        shutil.rmtree(path / folder, ignore_errors=True)
+
+
+# --- space and messages ---------------------------------------------------------------------------------------------
+
+_ADVICE = {
+    errno.ENOSPC: "free some disk space",
+    errno.EDQUOT: "free some of the quota",
+    errno.EROFS: "make the file system writable",
+    errno.EACCES: "make the directory writable",
+    errno.EPERM: "make the directory writable",
+}
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    """Fail before writing for minutes to a disk that is too small."""
+    if _free(folder) < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _free(folder: Path) -> float:
+    """Bytes; infinite where the system does not say."""
+    there = next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), Path("/"))
+    usage = shutil.disk_usage(there)
+    return usage.free if usage.total else math.inf
+
+
+def _check_contents(name: str, listed: Sequence[str]) -> None:
+    if "model" in listed and set(listed) <= set(CONTENTS):
+        return
+    key = {"actor": "actor_rollout_ref.actor", "critic": "critic"}[name]
+    raise ConfigError(
+        f"{key}.checkpoint.save_contents={list(listed)}: must contain model, and may contain "
+        f"optimizer and extra. To save nothing: trainer.save_freq=-1"
+    )

@@ -1,0 +1,174 @@
+"""The documented experiments, and the memory and time that each needs, estimated from the shape of its model.
+
+    config = config_of(EXPERIMENTS[0], POCKET)
+    memory(POCKET, config, on_gpu=False)         # {"weights": …, "master weights": …, "Adam": …, "work": …}
+    seconds_per_step(POCKET, config, num_cores=2)
+
+Bytes per parameter: on a GPU weights 2 (bf16), float32 master weights 4, Adam 8 and gradients 6 (float32, and bf16
+while they are computed); on a CPU weights 4 (float32, no separate master), Adam 8 and gradients 4. A critic needs the
+same again, a reference model only its weights. The larger of two comes on top: the sampler's cache, or the gradients
+and activations of a micro-batch. Episodes are assumed to have the maximum length.
+"""
+
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ragen.config.schema import Config
+
+MAX_ROWS = 256  # conversations that the engine samples at once
+LARGE = 50_000_000  # parameters from which activations are recomputed instead of kept
+LOGITS = 4 * (1 << 24) * 4  # a chunk of logits in float32, and what its gradient takes
+TYPICAL = 0.35  # of the maximum length of an episode, for the time of a step
+CORE_FLOPS = 30e9  # per second, float32: measured with the embedded model
+
+
+class ModelShape(NamedTuple):
+    """The sizes of a Llama or Qwen2 decoder."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool = True
+    qkv_bias: bool = True
+
+    @property
+    def short_name(self) -> str:
+        return self.name.rpartition("/")[2].removesuffix("-Instruct")
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_parameters(self) -> int:
+        attention = self.hidden * (2 * self.q_size + 2 * self.kv_size)
+        bias = (self.q_size + 2 * self.kv_size) * self.qkv_bias
+        layer = attention + bias + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        return self.vocab * self.hidden * (1 if self.tied else 2) + self.num_layers * layer + self.hidden
+
+    def num_adapter_parameters(self, rank: int) -> int:
+        """LoRA on every linear layer: rank x (inputs + outputs) of each."""
+        attention = 2 * (self.hidden + self.q_size) + 2 * (self.hidden + self.kv_size)
+        return self.num_layers * rank * (attention + 3 * (self.hidden + self.intermediate))
+
+
+POCKET = ModelShape("pocket", 4, 128, 384, 4, 2, 32, 622)
+SMOLLM2 = ModelShape("smollm2", 30, 576, 1536, 9, 3, 64, 49152, qkv_bias=False)
+QWEN_05B = ModelShape("Qwen/Qwen2.5-0.5B-Instruct", 24, 896, 4864, 14, 2, 64, 151936)
+QWEN_15B = ModelShape("Qwen/Qwen2.5-1.5B-Instruct", 28, 1536, 8960, 12, 2, 128, 151936)
+QWEN_3B = ModelShape("Qwen/Qwen2.5-3B-Instruct", 36, 2048, 11008, 16, 2, 128, 151936)
+QWEN_7B = ModelShape("Qwen/Qwen2.5-7B-Instruct", 28, 3584, 18944, 28, 4, 128, 152064, tied=False)
+QWEN_3B_BASE = QWEN_3B._replace(name="Qwen/Qwen2.5-3B")
+
+
+class Experiment(NamedTuple):
+    """A documented command: its environment or recipe, and its overrides except the model."""
+
+    title: str
+    model: ModelShape
+    overrides: tuple[str, ...]
+    recipe: str | None = None
+
+
+GAMES = "all three games"
+V1 = (
+    "training.micro_batch_size=4", "training.train_batch_size=4", "training.ppo_batch_size=32",
+    "training.max_turns=5", "training.n_rollout=8", "optimization.kl_coef=0.001", "optimization.adv_estimator=brpo",
+)  # fmt: skip
+V2 = (
+    "algorithm.adv_estimator=gae", "ppo_mini_batch_size=32", "micro_batch_size_per_gpu=4", "trainer.save_freq=-1",
+)  # fmt: skip
+KL = ("actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.001")
+SFT = ("sokoban", "rl_or_sft=sft", "sft.training.micro_batch_size=4", "training.n_rollout=1")
+EXPERIMENTS = (
+    Experiment(GAMES, POCKET, ("sokoban",)),
+    Experiment(GAMES, SMOLLM2, ("sokoban", *V1)),
+    Experiment(GAMES, QWEN_05B, ("sokoban", *V1)),
+    Experiment("sokoban", QWEN_15B, ("sokoban", *V1)),
+    Experiment(GAMES, QWEN_3B, ("sokoban", *V1)),
+    Experiment("sokoban, 2 GPUs", QWEN_7B, ("sokoban", "system.n_gpus=2", *V1)),
+    Experiment("SFT baselines", QWEN_05B, SFT),
+    Experiment("SFT baselines", QWEN_3B, SFT),
+    Experiment("hyperparameter search", QWEN_3B, ("two_armed_bandit", *V1)),
+    Experiment("top-p and KL sweeps", QWEN_3B_BASE, (*V2, *KL), "_2_sokoban"),
+    Experiment("entropy sweep", QWEN_3B_BASE, V2, "_2_sokoban"),
+    Experiment("KL/entropy smoke grid", QWEN_3B, (*V2, *KL), "_2_sokoban"),
+    Experiment("gradient analysis", QWEN_3B_BASE, (*V2, "trainer.gradient_analysis_mode=True"), "_2_sokoban"),
+)
+SUBSTITUTES = (QWEN_15B, QWEN_05B, SMOLLM2, POCKET)  # large ones first
+
+
+def config_of(experiment: Experiment, model: ModelShape) -> "Config":
+    """The resolved config of the command with this model. Only the embedded model changes other settings."""
+    return _resolved(experiment.overrides, experiment.recipe, model.name if model is POCKET else QWEN_3B.name)
+
+
+@cache
+def _resolved(overrides: tuple[str, ...], recipe: str | None, model: str) -> "Config":
+    from ragen.config.compose import resolve
+
+    key = "sft.training.base_model" if "rl_or_sft=sft" in overrides else "model_path" if recipe else "model.base_model"
+    return resolve([*overrides, f"{key}={model}"], recipe, environ={}).config
+
+
+def memory(model: ModelShape, config: "Config", on_gpu: bool) -> dict[str, int]:
+    """Bytes that a run needs, by purpose. `work` is not held all the time."""
+    from ragen.config import derive
+
+    size, sft = 2 if on_gpu else 4, config.rl_or_sft == "sft"
+    ranks = [config.sft.training.lora_rank] if sft else [config.actor_rollout_ref.model.lora_rank]
+    if not sft and derive.critic_model(config).needed:
+        ranks.append(config.critic.model.lora_rank)
+    trained = [model.num_adapter_parameters(rank) if rank > 0 else model.num_parameters for rank in ranks]
+    has_reference = not sft and derive.reference_model(config).needed and not derive.reference_is_actor(config)
+    gradients = max(trained) * (6 if on_gpu else 4) + activations(model, config, size)
+    return {
+        "weights": (len(ranks) + has_reference) * model.num_parameters * size,
+        "master weights": 4 * sum(num for num, rank in zip(trained, ranks, strict=True) if on_gpu or rank > 0),
+        "Adam": 8 * sum(trained),
+        "work": max(gradients, kv_cache(model, config, size)),
+    }
+
+
+def activations(model: ModelShape, config: "Config", size: int) -> int:
+    """Bytes for a micro-batch of the longest sequences: the inputs of all layers, and the inside of one layer."""
+    if config.rl_or_sft == "sft":
+        num_tokens = config.sft.training.micro_batch_size * config.sft.training.max_length
+        recomputed = config.sft.training.enable_gradient_checkpointing
+    else:
+        num_tokens = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu * _longest(config)
+        recomputed = config.actor_rollout_ref.model.enable_gradient_checkpointing
+    inside = 4 * model.hidden + 2 * model.q_size + 2 * model.kv_size + 3 * model.intermediate
+    kept = model.hidden if recomputed and model.num_parameters > LARGE else inside
+    return num_tokens * size * (model.num_layers * kept + inside) + LOGITS
+
+
+def kv_cache(model: ModelShape, config: "Config", size: int) -> int:
+    """Bytes for the keys and values of the conversations that are sampled at once."""
+    train, val = config.es_manager.train, config.es_manager.val
+    validated = min(config.data.val_batch_size or val.env_groups, val.env_groups) * val.group_size
+    rows = min(MAX_ROWS, max(train.env_groups * train.group_size, validated))
+    return rows * _longest(config) * model.num_layers * 2 * model.kv_size * size
+
+
+def seconds_per_step(model: ModelShape, config: "Config", num_cores: float) -> float:
+    """Roughly, on a CPU: per token one pass to sample and three to learn, with two operations per parameter each."""
+    if config.rl_or_sft == "sft":
+        num_tokens = config.sft.training.train_batch_size * config.sft.training.max_length
+    else:
+        num_tokens = config.es_manager.train.env_groups * config.es_manager.train.group_size * _longest(config)
+    return 8 * model.num_parameters * num_tokens * TYPICAL / (num_cores * CORE_FLOPS)
+
+
+def _longest(config: "Config") -> int:
+    return config.actor_rollout_ref.rollout.max_model_len

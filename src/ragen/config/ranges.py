@@ -1,0 +1,61 @@
+"""Which values a key of the schema takes, where its type alone does not say so.
+
+env_groups: int = key(8, at_least=1)                     # in the schema
+within(at_least=1).holds(0), within(at_least=1).text     # False, "must be at least 1"
+
+`validate.check_ranges` tests every key. Rules over several keys are in `validate`.
+"""
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Range(NamedTuple):
+    """A test of a value that is not null, and the rule for a message."""
+
+    holds: Callable[[Any], bool]
+    text: str
+
+
+def within(at_least: float | None = None, above: float | None = None, at_most: float | None = None) -> Range | None:
+    """Numbers within bounds; None without bounds."""
+    bounds = [
+        (at_least, operator.ge, f"at least {at_least}"),
+        (above, operator.gt, f"above {above}"),
+        (at_most, operator.le, f"at most {at_most}"),
+    ]
+    bounds = [bound for bound in bounds if bound[0] is not None]
+    if not bounds:
+        return None
+    text = " and ".join(bound[2] for bound in bounds)
+    return Range(lambda value: all(compare(value, limit) for limit, compare, _ in bounds), f"must be {text}")
+
+
+def _is_count_or_all(value: Any) -> bool:
+    return value == "all" if isinstance(value, str) else value >= 1
+
+
+NOT_EMPTY = Range(lambda value: value.strip() != "", "must not be empty")
+TWO_DECAYS = Range(
+    lambda values: len(values) == 2 and all(0 <= beta < 1 for beta in values), "takes two numbers, at least 0, below 1"
+)
+COUNT_OR_ALL = Range(_is_count_or_all, "takes a whole number of at least 1, or all")
+HOLDS_MODEL = Range(
+    lambda contents: "model" in contents, "must include model; to save nothing at all, set trainer.save_freq=-1"
+)
+CHECKPOINT_PATH = Range(
+    lambda path: not path or re.search(r"(^|/)global_step_\d+/*$", path) is not None,
+    "must name a directory global_step_<N>",
+)
+
+# Published choices that this system does not offer.
+NATIVE = Range(lambda name: name == "native", "this version has the native engine only; use native")
+NO_ADJUSTING = Range(
+    lambda mode: mode == "none",
+    "duplicating or dropping random episodes distorts group statistics, and batch sizes need not divide; use none",
+)
+CHAT_MESSAGES = Range(
+    lambda prefix: prefix == "message", "rows are chat messages, which the model's chat template formats; use message"
+)

@@ -1,0 +1,55 @@
+"""What this machine has, found without torch and without a network.
+
+cores()                       # 2.0; a container may allow part of a core
+ram_bytes()                   # (total, free)
+num_gpus()                    # 0
+cached_models(os.environ)     # ("Qwen/Qwen2.5-0.5B-Instruct",)
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def cores() -> float:
+    """Cores that this process may use."""
+    count = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            count = min(count, int(quota) / int(period))
+    return count
+
+
+def ram_bytes() -> tuple[int, int]:
+    """Main memory that this process may use, total and free."""
+    try:
+        found = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
+        total, free = int(found["MemTotal"]) * 1024, int(found["MemAvailable"]) * 1024
+    except (OSError, KeyError):
+        total = free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int(Path(path).read_text())
+            total, free = min(total, limit), min(free, limit)
+    return total, free
+
+
+def num_gpus() -> int:
+    """GPUs that the driver lists; 0 without a driver that answers."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
+def cached_models(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the models whose weights are in the local Hugging Face cache."""
+    home = Path(environ.get("HF_HOME") or Path(os.path.expanduser("~")) / ".cache" / "huggingface")
+    folders = Path(environ.get("HF_HUB_CACHE") or home / "hub").glob("models--*")
+    names = [path.name for path in folders if any(path.glob("snapshots/*/*.safetensors"))]
+    return tuple(sorted(name.removeprefix("models--").replace("--", "/") for name in names))

@@ -1,0 +1,34 @@
+"""`ragen play ENV --agent optimal`: watch a solver, or random play.
+
+play(find_game("sokoban"), seed=0, split="val", agent="optimal", show_prompt=False)
+"""
+
+import time
+
+from ragen.play.frame import frame, prompt_text
+from ragen.play.game import Game, PlayedLevel
+from ragen.prng import uniform
+from ragen.terminal import Screen
+
+SECONDS_BETWEEN_FRAMES = 0.4
+
+
+def play(game: Game, seed: int, split: str, agent: str, show_prompt: bool) -> int:
+    """Show one level. Returns the exit status."""
+    screen, level = Screen(), PlayedLevel(game, seed, split)
+    if show_prompt:
+        screen.print(prompt_text(game, level.episode, screen.width), soft_wrap=not screen.is_terminal)
+    with screen.taken_over():
+        screen.show(frame(level))
+        while not level.episode.finished:
+            word = _random_action(level) if agent == "random" else game.best_actions(level.episode)[0]
+            level.act(word)
+            if screen.is_terminal:
+                time.sleep(SECONDS_BETWEEN_FRAMES)
+            screen.show(frame(level, f"{agent} plays {word}"))
+    return 0
+
+
+def _random_action(level: PlayedLevel) -> str:
+    words = list(level.actions.values())
+    return words[int(uniform("play", level.seed, level.episode.num_actions) * len(words))]

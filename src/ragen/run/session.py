@@ -1,0 +1,203 @@
+"""One way to run, for RL, fine-tuning and probes alike: claim a folder, resume, log, stop, save, report.
+
+    with joined(config) as workers:
+        with session(config, workers) as run:
+            job = run.load(lambda: Trainer(config, sources, run))     # restores a checkpoint where there is one
+            return run.finish(run.fit(job))                           # -> Run
+
+A job brings its steps and what a checkpoint of it holds; everything else is here. With several workers each has a
+session: they agree on the folder and on when to stop, and only the first writes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ragen.checkpoint.parts import Parts
+from ragen.checkpoint.restore import restore
+from ragen.checkpoint.save import CheckpointStore
+from ragen.config import devices
+from ragen.config.schema import Config
+from ragen.distributed.workers import Workers
+from ragen.run import memory
+from ragen.run.clock import Clock, Totals
+from ragen.run.console import step_line
+from ragen.run.interrupt import Interrupt
+from ragen.run.run_logger import NullLogger, run_logger
+from ragen.store import manifest
+from ragen.store.fsync import write_whole
+from ragen.store.resume import Decision, claimed, decide
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run ended: `finished`, `early_stopped` by a rule, or `interrupted`."""
+
+    folder: Path
+    report: Path | None
+    num_steps: int
+    status: str
+    rule: str | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The last step of a run, and why it was the last."""
+
+    status: str
+    step: int
+    rule: str | None = None
+    explanation: str = ""
+
+
+class Job(Protocol):
+    """What one kind of run brings."""
+
+    def fit(self) -> Ending:
+        """All steps; usually what comes before the first one, then `Session.steps`."""
+
+    def parts(self) -> Parts:
+        """What a checkpoint holds."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Adopt the state of a checkpoint whose weights are loaded; empty if it has none."""
+
+
+class Steps(Protocol):
+    """A job whose steps run one after the other, each logged before it is saved."""
+
+    num_steps: int
+
+    def step(self, step: int, clock: Clock) -> dict[str, float]:
+        """Everything a step does; returns its metrics."""
+
+    def ending(self, step: int) -> Ending | None:
+        """Whether the run ends here, before its last step."""
+
+    def save(self, step: int, now: bool) -> None:
+        """Save what is due; with `now` the run ends after this step."""
+
+
+AnyJob = TypeVar("AnyJob", bound=Job)
+
+
+@contextmanager
+def joined(config: Config) -> Iterator[Workers]:
+    """This process among the workers of a run, with the devices that the config names."""
+    with devices.visible(config.system.CUDA_VISIBLE_DEVICES):
+        workers = Workers.join()
+        with workers.together():
+            yield workers
+
+
+@contextmanager
+def session(
+    config: Config,
+    workers: Workers,
+    choose: Callable[[Config], Decision] = decide,
+    checkpoints: Callable[[Path, Callable[[str], None]], CheckpointStore] | None = None,
+    text_log: str = "",
+) -> Iterator["Session"]:
+    """A session in the folder that `choose` decides on, owned until the end.
+
+    `checkpoints(folder, note)` makes its store; the default follows the config. `text_log` names a file in the folder
+    that gets a line for each step.
+    """
+    with ExitStack() as stack:
+        decision = workers.agree(stack.enter_context(claimed(config, choose)) if workers.is_first else None)
+        folder = decision.folder.path
+        stack.enter_context(memory.explained(config, workers.device, folder))
+        log = stack.enter_context(run_logger(config, decision)) if workers.is_first else NullLogger()
+        store = checkpoints(folder, log.note) if checkpoints else CheckpointStore.of(config, folder, log.note)
+        text_log_path = folder / text_log if text_log and workers.is_first else None
+        yield Session(config, workers, decision, log, store, text_log_path)
+
+
+class Session:
+    """A run in progress."""
+
+    def __init__(
+        self,
+        config: Config,
+        workers: Workers,
+        decision: Decision,
+        log: NullLogger,
+        checkpoints: CheckpointStore,
+        text_log: Path | None = None,
+    ):
+        self.config, self.workers, self.log, self.checkpoints = config, workers, log, checkpoints
+        self.decision, self.folder, self.first_step = decision, decision.folder, decision.first_step
+        self.totals = Totals()
+        self.saved: Path | None = None  # the checkpoint to resume from that this process wrote last
+        self._interrupt, self._text_log = Interrupt(log.note), text_log
+        if text_log is not None:  # the lines of earlier steps
+            rows = self.folder.read_metrics().rows
+            lines = [step_line(row["step"], {key: row[key] for key in row if key != "step"}) for row in rows]
+            write_whole(text_log, "".join(f"{line}\n" for line in lines).encode())
+
+    def load(self, make: Callable[[], AnyJob]) -> AnyJob:
+        """A job, at the step of its checkpoint if it has one."""
+        with self.log.phase("loading"):
+            job = make()
+            if self.decision.checkpoint is not None:
+                job.restore(restore(self.decision.checkpoint, job.parts()))
+        if self.decision.reason:
+            self.log.note(self.decision.reason)
+        return job
+
+    def fit(self, job: Job) -> Ending:
+        """Run a job; Ctrl-C and SIGTERM end it after the step under way."""
+        with self._interrupt:
+            return job.fit()
+
+    def steps(self, job: Steps) -> Ending:
+        """The steps of a job from the first one on."""
+        for step in range(self.first_step, job.num_steps + 1):
+            clock = Clock()
+            with clock("step"):
+                metrics = job.step(step, clock)
+            self.log_step(step, metrics, clock)
+            interrupted, ending = self.is_interrupted(), job.ending(step)
+            job.save(step, now=interrupted or ending is not None)
+            if ending is not None:
+                return ending
+            if interrupted and step < job.num_steps:
+                return Ending("interrupted", step)
+        return Ending("finished", job.num_steps)
+
+    def is_interrupted(self) -> bool:
+        """Whether any worker was asked to stop."""
+        return self.workers.agree(self._interrupt.is_set)
+
+    def log_step(self, step: int, metrics: Mapping[str, float], clock: Clock) -> None:
+        metrics = dict(metrics) | clock.metrics() | self.totals.add(clock)
+        self.log.step(step, metrics)
+        if self._text_log is not None:
+            with open(self._text_log, "a", encoding="utf-8") as file:
+                file.write(f"{step_line(step, metrics)}\n")
+
+    def save(self, step: int, parts: Parts, contents: Sequence[str] | None = None, keep: bool = False) -> None:
+        """Write a checkpoint; no worker continues before it is written."""
+        if self.workers.is_first:
+            with self.log.phase("checkpoint"):
+                saved = self.checkpoints.save(step, parts, contents, keep)
+            if contents is None:
+                self.saved = saved
+        self.workers.agree(None)
+
+    def finish(self, ending: Ending) -> Run:
+        """Record how the run ended, and write its report."""
+        report = self.log.ended(ending.status, ending.step, ending.rule, ending.explanation)
+        if ending.status == "interrupted":
+            self.log.note(f"interrupted after step {ending.step}; {self._how_to_resume()}")
+        return Run(self.folder.path, report, ending.step, ending.status, ending.rule)
+
+    def _how_to_resume(self) -> str:
+        if self.saved is None:
+            every = self.config.trainer.save_freq
+            return f"nothing was saved (trainer.save_freq={every}): the same command starts again"
+        if not manifest.is_resumable(self.saved):
+            return f"saved in {self.saved} without the optimizer: the same command starts again in another directory"
+        return f"saved in {self.saved}: run the same command to resume"

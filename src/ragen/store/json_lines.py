@@ -1,0 +1,102 @@
+"""JSON lines: one object a line. A process killed while it writes leaves at most half a line, which is ignored.
+
+JSON has no NaN: `encode` stores non-finite numbers as the strings "nan", "inf" and "-inf", and `decode` reads them.
+
+append(path, {"step": 21}, {"step": 22})                # on disk when this returns
+records, skipped = read(path)                           # objects, and notes on lines that are not
+rewind(path, lambda record: record["step"] <= 20)       # a resumed run writes the rest again
+write(path, records)                                    # the whole file, at once
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from ragen.store.fsync import write_whole
+
+Record = dict[str, Any]
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class Lines(NamedTuple):
+    records: list[Record]
+    skipped: list[str]  # what is wrong with each line that was skipped
+
+
+def append(path: Path, *records: Mapping[str, Any]) -> None:
+    """Add whole lines. Half a line left by a killed process is removed: it would swallow the first of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+b") as file:
+        _cut_torn_line(file)
+        file.write("".join(f"{json.dumps(record)}\n" for record in records).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path, is_valid: Callable[[Record], bool] = lambda record: True) -> Lines:
+    """The valid objects of a file; none if there is no file."""
+    found = Lines([], [])
+    *whole, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for number, line in enumerate(whole, start=1):
+        record = _parsed(line)
+        if record is not None and is_valid(record):
+            found.records.append(record)
+        elif line.strip():
+            found.skipped.append(f"line {number} of {path.name} is not valid: skipped")
+    if torn:
+        found.skipped.append(f"the last line of {path.name} is torn (the process was killed): skipped")
+    return found
+
+
+def rewind(
+    path: Path, is_kept: Callable[[Record], bool], is_last: Callable[[Record], bool] = lambda record: False
+) -> None:
+    """Keep the lines with `is_kept`, up to the first one with `is_last`, byte for byte. Invalid lines are removed."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        record = _parsed(line) if line.endswith(b"\n") else None
+        if record is not None and is_kept(record):
+            kept.append(line)
+            if is_last(record):
+                break
+    write_whole(path, b"".join(kept))
+
+
+def write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Replace a file. Text is readable as it is, not escaped; lone surrogates become question marks."""
+    text = "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records)
+    write_whole(path, text.encode("utf-8", errors="replace"))
+
+
+def _parsed(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _cut_torn_line(file: BinaryIO) -> None:
+    end = file.seek(0, os.SEEK_END)
+    if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+        file.truncate(os.pread(file.fileno(), end, 0).rfind(b"\n") + 1)
+
+
+def encode(name: str, value: Any) -> Any:
+    """A number of any library, or text, as JSON can hold it. `name` is for the message."""
+    if hasattr(value, "item"):  # numpy and torch scalars
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{name}={value!r}: a number or text can be stored, not a {type(value).__name__}")
+
+
+def decode(value: Any) -> Any:
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value

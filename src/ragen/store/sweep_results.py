@@ -1,0 +1,239 @@
+"""What a sweep leaves on disk: a log and a folder for each run, a summary log with their results, and a record.
+
+    record = read_record(record_path(Path("logs/kl_sweep_Qwen2.5-3B.log")))
+    latest = record.latest_lines()                        # cell name -> its last line in the summary log
+    for cell in record.cells.values():
+        record.run_folder(cell), status_of(latest.get(cell.name, ""))
+
+    kl=0.001 | filter=nofilter | include_zero=True | train_time=41.20s | … | gpu=1xH100 | status=success
+
+A line has the documented fields in the documented order; the value of `name` stands without `name=`. `status` is
+`success`, `fail` or `early_stopped:<rule>`. The last line of a cell counts. Resuming reads the summary log only: a line
+that is deleted by hand makes its cell run again. The record, `.json` beside it, holds what every cell was told to run.
+"""
+
+import json
+import os
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ragen.errors import ConfigError
+from ragen.store.fsync import write_whole
+from ragen.store.lock import locked
+
+SEPARATOR = " | "
+MISSING = "missing"
+FOLDER_LINE = b"run folder: "  # the first line that a run prints begins so
+# Field -> the metric of the run that it comes from.
+TIMES = {
+    "train_time": "timing_s/train_total",
+    "eval_time": "timing_s/eval_total",
+    "total_time": "timing_s/total",
+    "collapse_time": "timing_s/collapse_total",
+    "collapse_first_time": "timing_s/collapse_first_turn_total",
+    "collapse_multi_time": "timing_s/collapse_multi_turn_total",
+}
+KNOWN_AFTERWARDS = (*TIMES, "wall_time", "gpu", "status")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep. Paths are relative to the repository's root."""
+
+    name: str  # the documented run name, with -s<k> where there are seeds
+    label: str  # the documented directory label, `0001` for 0.001, with -s<k> where there are seeds; unique in a plan
+    group: str  # group of the smoke test or of the search, else ""
+    start: tuple[str, ...]  # what `ragen train` gets first: ("--config-name", "_2_sokoban") or ("sokoban",)
+    overrides: tuple[str, ...]  # every key=value but the device list, in order
+    num_gpus: int  # consecutive devices that it needs
+    seed: int | None  # k of -s<k>
+    log_path: Path
+    result_path: Path
+    checkpoint_dir: Path  # trainer.default_local_dir
+    wandb_project: str
+    fields: tuple[tuple[str, str], ...]  # the part of its summary line that is known beforehand
+    log_head: tuple[str, ...] = ()  # the first lines of its log, below the title
+
+    @property
+    def setting(self) -> str:
+        """The label that all repetitions share."""
+        return self.label if self.seed is None else self.label.removesuffix(f"-s{self.seed}")
+
+    @property
+    def run_folder(self) -> Path:
+        """Where its run writes: a numbered sibling of the planned folder if its log says so."""
+        return run_folder(self.log_path) or self.checkpoint_dir
+
+
+# --- the log of a run ---------------------------------------------------------------------------------------------
+
+
+def run_folder(log: Path, offset: int = 0) -> Path | None:
+    """The folder that a run says it writes to."""
+    return reported_path(log, FOLDER_LINE, offset)
+
+
+def reported_path(log: Path, opening: bytes, offset: int = 0) -> Path | None:
+    """The path in the last line of a log that begins so."""
+    found = None
+    try:
+        with open(log, "rb") as file:
+            file.seek(offset)
+            for line in file:
+                if line.startswith(opening) and line.endswith(b"\n"):
+                    found = Path(os.fsdecode(line.removeprefix(opening).rstrip()))
+    except FileNotFoundError:
+        return None
+    return found
+
+
+# --- lines of the summary -----------------------------------------------------------------------------------------
+
+
+def result_line(fields: Sequence[str], cell: Cell, values: Mapping[str, str]) -> str:
+    """The summary line of a cell. A field that is named twice takes the cell's values for it in order."""
+    known: dict[str, deque[str]] = defaultdict(deque)
+    own_name = ("name", cell.name)
+    for name, value in (own_name, *(field for field in cell.fields if field != own_name)):
+        known[name].append(value)
+    parts = []
+    for name in fields:
+        text = known[name].popleft() if known[name] else values.get(name)
+        if text is not None:
+            parts.append(text if name == "name" else f"{name}={text}")
+    return SEPARATOR.join(parts)
+
+
+def status_of(line: str) -> str:
+    for part in reversed(line.split(SEPARATOR)):
+        name, _, value = part.partition("=")
+        if name == "status":
+            return value
+    return MISSING
+
+
+def latest_lines(cells: Iterable[Cell], fields: Sequence[str], text: str) -> dict[str, str]:
+    """Cell name -> its last line in a summary log."""
+    names: dict[tuple[str, ...], str] = {}
+    for cell in cells:
+        other = names.setdefault(_before(result_line(fields, cell, {})), cell.name)
+        if other != cell.name:
+            raise ConfigError(f"{other} and {cell.name} have the same summary line: they cannot be told apart")
+    found = {}
+    for line in text.splitlines():
+        name = names.get(_before(line))
+        if name is not None and status_of(line) != MISSING:
+            found[name] = line
+    return found
+
+
+def _before(line: str) -> tuple[str, ...]:
+    """The part of a line that was known before its run: it tells the cells of a sweep apart."""
+    parts = line.rstrip().split(SEPARATOR)
+    return tuple(part for part in parts if part.partition("=")[0] not in KNOWN_AFTERWARDS)
+
+
+class SummaryLog:
+    """Several processes may append: lines stay whole."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
+
+    def append(self, lines: Sequence[str]) -> None:
+        with self.locked():
+            self.write(lines)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """For a moment, nobody else changes this log or the record beside it."""
+        with locked(self.path.with_name(f".{self.path.name}.lock")):
+            yield
+
+    def write(self, lines: Sequence[str]) -> None:
+        """Append while `locked`."""
+        content = "".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace")
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        size = os.fstat(descriptor).st_size
+        try:
+            while content:
+                content = content[os.write(descriptor, content) :]
+        except OSError:
+            os.ftruncate(descriptor, size)  # half a line would damage the next one
+            raise
+        finally:
+            os.close(descriptor)
+
+
+# --- the record ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a sweep has written about itself. Paths are relative to `root`."""
+
+    experiment: str
+    title: str
+    summary: Path
+    fields: tuple[str, ...]
+    reference: str | None
+    cells: dict[str, Cell]  # by name
+    root: Path = Path()
+
+    def latest_lines(self) -> dict[str, str]:
+        return latest_lines(self.cells.values(), self.fields, SummaryLog(self.root / self.summary).text())
+
+    def run_folder(self, cell: Cell) -> Path:
+        return self.root / (run_folder(self.root / cell.log_path) or cell.checkpoint_dir)
+
+    def by_setting(self) -> dict[str, list[Cell]]:
+        """The repetitions of each setting."""
+        found: dict[str, list[Cell]] = {}
+        for cell in self.cells.values():
+            found.setdefault(cell.setting, []).append(cell)
+        return found
+
+    def write(self) -> None:
+        entries = {**vars(self), "cells": [asdict(cell) for cell in self.cells.values()]}
+        del entries["root"]
+        write_whole(record_path(self.summary), json.dumps(entries, indent=1, default=str).encode())
+
+
+def record_path(summary: Path) -> Path:
+    return summary.with_name(f"{summary.name.removesuffix('.log')}.json")
+
+
+def read_record(path: Path) -> Record:
+    try:
+        stored = json.loads(path.read_bytes())
+        summary = Path(stored["summary"])
+        return Record(
+            stored["experiment"],
+            stored["title"],
+            summary,
+            tuple(stored["fields"]),
+            stored["reference"],
+            {entry["name"]: _cell(entry) for entry in stored["cells"]},
+            path.resolve().parents[len(summary.parts) - 1] if not summary.is_absolute() else Path("/"),
+        )
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ConfigError(f"{path} is not the record of an experiment ({error!r})") from None
+
+
+def recorded_cells(summary: Path) -> dict[str, Cell]:
+    """By name; none where there is no record."""
+    path = record_path(summary)
+    return read_record(path).cells if path.exists() else {}
+
+
+def _cell(entry: Mapping[str, Any]) -> Cell:
+    """A cell as it was before JSON made lists and texts of it."""
+    paths = {name: Path(entry[name]) for name in ("log_path", "result_path", "checkpoint_dir")}
+    texts = {name: tuple(entry.get(name, ())) for name in ("start", "overrides", "log_head")}
+    return Cell(**{**entry, **paths, **texts, "fields": tuple((name, value) for name, value in entry["fields"])})

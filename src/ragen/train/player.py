@@ -1,0 +1,96 @@
+"""Playing: the groups of a training step, filtered and described, and validation, with the actor's own weights.
+
+player = Player(config, learner, session)
+played = player.play_step(step, clock)         # groups, scores, which were kept, metrics
+metrics = player.validate(step, clock)
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from statistics import fmean
+from typing import Any
+
+from ragen.agent.template import ChatTemplate
+from ragen.config.schema import Config
+from ragen.diagnose.collapse import CollapseWatch
+from ragen.engine.base import Engine, Sampling
+from ragen.engine.native.engine import NativeEngine
+from ragen.model.packing import samples_of
+from ragen.prng import Coordinate
+from ragen.rollout.collect import GroupRequest, World, collect
+from ragen.rollout.summary import num_sampled, summarize
+from ragen.run.clock import Clock
+from ragen.run.session import Session
+from ragen.train.learner import Learner
+from ragen.train.levels import levels, with_turns
+from ragen.train.targets import Played, keep_groups, scores_of
+from ragen.train.validation import Validator
+from ragen.types import Group
+
+
+class Player:
+    def __init__(self, config: Config, learner: Learner, session: Session):
+        self.config, self.learner, self.workers, self.log = config, learner, session.workers, session.log
+        chat = ChatTemplate(learner.actor.tokenizer)
+        self.engine: Engine = NativeEngine(learner.model, learner.actor.tokenizer, chat.end_of_turn_id)
+        tags = dict.fromkeys([*config.es_manager.train.env_configs.tags, *config.es_manager.val.env_configs.tags])
+        self.worlds = {tag: World.make(config, tag, chat) for tag in tags}
+        self.validator = Validator(config, self.worlds, self.workers)
+        self.collapse = CollapseWatch(config, learner.actor.tokenizer, self.workers, self.log.note)
+
+    def play_step(self, step: int, clock: Clock) -> tuple[Played, dict[str, float]]:
+        """The groups of a training step, and everything that is known about them before an update."""
+        with clock("gen"):
+            groups = self.play(levels(self.config, step), ("train", self.config.seed.train, step), "rollout")
+        with self.log.phase("collapse"):
+            collapse = self.collapse.measure(step, groups, self.learner.model, clock)
+        with clock("filter"):
+            played = self.select(groups)
+        self.log.episodes(step, "train", groups, self.render)
+        if self.config.trainer.log_group_rv_table:
+            self.log.group_table(step, played.selection.table)
+        return played, _describe(played, clock) | collapse
+
+    def play(self, requests: Sequence[GroupRequest], draws: tuple[Coordinate, ...], phase: str) -> list[Group]:
+        """Groups of episodes. Each worker plays its share, and all get all of them."""
+        mine = self.workers.mine(requests)
+        with self.log.phase(phase, total=sum(request.size for request in mine)):
+            played = collect(self.engine, self.worlds, mine, train_sampling(self.config), draws, self.log.advance)
+        return self.workers.gather(with_turns(played, self.config))
+
+    def select(self, groups: list[Group]) -> Played:
+        """The filter, over groups as they were played."""
+        scores, learner = scores_of(groups), self.learner
+        entropies = lambda: learner.scorer.mean_entropies(learner.model, groups)  # noqa: E731
+        return Played(groups, scores, keep_groups(groups, scores, self.config, entropies))
+
+    def validate(self, step: int, clock: Clock) -> dict[str, float]:
+        return self.validator.validate(self.engine, self.log, step, clock)
+
+    def render(self, tag: str, state: Any) -> str:
+        return self.worlds[tag].env.render(state)
+
+
+def _describe(played: Played, clock: Clock) -> dict[str, float]:
+    groups, selection = played.groups, played.selection
+    metrics = selection.metrics | {f"train/{name}": value for name, value in summarize(groups).items()}
+    metrics["train/batch_size"] = float(len(samples_of(selection.kept)))
+    metrics["train/rollout_attempts"] = 1.0
+    metrics["rollout/empty_after_filter"] = float(not selection.kept)
+    for name, reduce in (("mean", fmean), ("max", max), ("min", min)):
+        metrics[f"critic/score/{name}"] = reduce(chain(*played.scores))
+    episodes = [episode for group in groups for episode in group.episodes]
+    metrics["perf/tokens_per_s"] = sum(map(num_sampled, episodes)) / clock.seconds["gen"]
+    return metrics
+
+
+def train_sampling(config: Config) -> Sampling:
+    rollout = config.actor_rollout_ref.rollout
+    return Sampling(
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        greedy=False,
+        max_tokens=rollout.response_length,
+        stop_at_answer=rollout.stop_at_answer,
+    )

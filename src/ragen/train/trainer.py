@@ -1,0 +1,157 @@
+"""Reinforcement learning, as a table of contents: a step is a few calls from named data to named data.
+
+    run = train(config)             # -> Run: how it ended, and the folder with config, metrics, episodes and report
+
+A step plays groups, keeps those worth an update, scores their tokens, estimates advantages, updates, and validates when
+due. With several workers every one of them runs this file: they play and compute their shares, and hold the same
+groups, decisions and weights. With `trainer.gradient_analysis_only` a `Probe` runs instead (see `probe`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ragen.checkpoint.parts import Parts
+from ragen.config import derive
+from ragen.config.schema import Config
+from ragen.diagnose.early_stop import EarlyStop, StopRules
+from ragen.model.load import Source
+from ragen.model.packing import Sample, samples_of
+from ragen.run.clock import Clock
+from ragen.run.session import Ending, Run, Session, joined, session
+from ragen.train import analysis
+from ragen.train.learner import Learner, find_models
+from ragen.train.player import Player
+from ragen.train.probe import Probe
+from ragen.train.targets import Played, kept_scores
+from ragen.train.update import Targets, Updated
+from ragen.types import Group
+
+
+def train(config: Config) -> Run:
+    """Train to the end of the budget, to a rule that stops the run, or until interrupted."""
+    with joined(config) as workers:
+        sources = find_models(config)  # before the folder is claimed
+        with session(config, workers) as run:
+            kind = Probe if config.trainer.gradient_analysis_only else Trainer
+            job = run.load(lambda: kind(config, sources, run))
+            return run.finish(run.fit(job))
+
+
+class Trainer:
+    def __init__(self, config: Config, sources: Mapping[str, Source], session: Session):
+        self.config, self.session, self.log = config, session, session.log
+        self.num_steps = config.trainer.total_training_steps
+        self.learner = Learner(config, sources, session.workers)
+        self.player = Player(config, self.learner, session)
+        self.stop = EarlyStop(StopRules.of(config))
+
+    def fit(self) -> Ending:
+        trainer = self.config.trainer
+        if self.session.first_step == 1 and (trainer.val_before_train or trainer.val_only):
+            clock = Clock()
+            self.session.log_step(0, self.player.validate(0, clock), clock)
+        return Ending("finished", 0) if trainer.val_only else self.session.steps(self)
+
+    # --- one step -------------------------------------------------------------------------------------------------
+
+    def step(self, step: int, clock: Clock) -> dict[str, float]:
+        played, metrics = self.player.play_step(step, clock)
+        if not self.stop.after_rollout(metrics, len(played.selection.kept)):
+            metrics |= self._learn(step, played, clock)
+        if self._is_due(step, self.config.trainer.test_freq):
+            metrics |= self.player.validate(step, clock)
+            self.stop.after_validation(metrics)
+        self.learner.advance()
+        return metrics | self.stop.metrics()
+
+    def _learn(self, step: int, played: Played, clock: Clock) -> dict[str, float]:
+        """Update critic and actor; where the step is analysed, between the two."""
+        samples = samples_of(played.selection.kept)
+        targets, metrics = self._make_targets(played, samples, clock)
+        batch = analysis.training_batch(step, played, targets, self.learner, clock)  # before the critic changes
+        metrics |= self._update_critic(step, samples, targets, clock)
+        metrics |= analysis.analyse_step(step, batch, self.player, clock)
+        if not analysis.exits_after(self.config, step):
+            metrics |= self._update_actor(step, samples, targets, clock)
+        return metrics
+
+    def _make_targets(
+        self, played: Played, samples: Sequence[Sample], clock: Clock
+    ) -> tuple[Targets | None, dict[str, float]]:
+        """What the updates aim at; None where the filter kept nothing."""
+        selection, learner = played.selection, self.learner
+        if not selection.kept:
+            return None, {}
+        scores, token_scores = kept_scores(played, self.config), learner.score(samples, clock)
+        ratio = selection.kept_ratio
+        return learner.make_targets(selection.kept, scores, token_scores, ratio, learner.kl_control, clock)
+
+    def _update_critic(
+        self, step: int, samples: Sequence[Sample], targets: Targets | None, clock: Clock
+    ) -> dict[str, float]:
+        if self.learner.critic is None or targets is None:
+            return {}
+        with clock("update_critic"), self.log.phase("critic", total=len(samples)):
+            updated = self.learner.update_critic(samples, targets, self.log.advance)
+        self._log_nonfinite(step, "critic", samples, updated)
+        return updated.metrics
+
+    def _update_actor(
+        self, step: int, samples: Sequence[Sample], targets: Targets | None, clock: Clock
+    ) -> dict[str, float]:
+        if step < self.config.trainer.critic_warmup or targets is None:
+            return {}
+        with clock("update_actor"), self.log.phase("update", total=len(samples)):
+            updated = self.learner.update_actor(step, samples, targets, self.log.advance)
+        self._log_nonfinite(step, "actor", samples, updated)
+        return updated.metrics
+
+    def _log_nonfinite(self, step: int, who: str, samples: Sequence[Sample], updated: Updated) -> None:
+        """Store the episodes of skipped optimizer steps, to be looked at."""
+        if not updated.skipped:
+            return
+        episodes = {samples[index].episode_index: samples[index].episode for index in updated.skipped}
+        groups = [Group(one.tag, one.seed, one.split, one.group, (one,)) for one in episodes.values()]
+        self.log.episodes(step, f"nonfinite_{who}", groups, self.player.render)
+        self.log.note(
+            f"step {step}: the {who}'s loss or gradient was not finite: the update is skipped, and its {len(groups)} "
+            f"episodes are stored as nonfinite_{who}"
+        )
+
+    # --- ending and saving ----------------------------------------------------------------------------------------
+
+    def ending(self, step: int) -> Ending | None:
+        if analysis.exits_after(self.config, step):
+            return Ending("finished", step)
+        if self.stop.rule is not None:
+            return Ending("early_stopped", step, self.stop.rule, self.stop.explain())
+        return None
+
+    def save(self, step: int, now: bool) -> None:
+        """Besides what `save_freq` asks for, the weights after an analysed step are kept, to be probed."""
+        every, analysed = self.config.trainer.save_freq, derive.is_analysis_step(self.config, step)
+        if analysis.exits_after(self.config, step):
+            return  # the actor was not updated
+        if self._is_due(step, every, now=now):
+            self.session.save(step, self.parts(), keep=analysed)
+        elif analysed and every > 0:
+            self.session.save(step, self.parts(), contents=["model"])
+
+    def _is_due(self, step: int, every: int, now: bool = False) -> bool:
+        return every > 0 and (now or step % every == 0 or step == self.num_steps)
+
+    def parts(self) -> Parts:
+        state = {
+            "early_stop": self.stop.state(),
+            "kl_control": self.learner.kl_control.state(),
+            "totals": self.session.totals.state(),
+            "collapse": self.player.collapse.state(),
+        }
+        return Parts(*self.learner.checkpoint_parts(), state)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if state:
+            self.stop.restore(state["early_stop"])
+            self.learner.kl_control.restore(state["kl_control"])
+            self.session.totals.restore(state["totals"])
+            self.player.collapse.restore(state.get("collapse", {}))  # older checkpoints have none
