@@ -713,12 +713,6 @@ def test_half_a_character_becomes_a_whole_one():
     assert text_of(talk.replies[0]) == "Up?."
 
 
-def test_missing_packages_are_named(monkeypatch):
-    monkeypatch.setattr("ragen.evaluate.client.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'ragen\[serve\]'"):
-        Client("http://127.0.0.1:9/v1")
-
-
 def test_tokens_of_a_server_that_does_not_count_are_estimated():
     """Play., Turn 0, <think> and a reply of 12 characters: 30 in all, a third of that in tokens."""
     silent = reply("x" * 12)

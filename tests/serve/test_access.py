@@ -1,13 +1,14 @@
 """Who may use a server: the Host header, the API key, and the warning beyond loopback."""
 
 import json
+import sys
 
 import pytest
 from asking import port_of, raw
 
-from ragen import serve as served
 from ragen.cli import main
-from ragen.serve.access import Access, is_loopback
+from ragen.serve import is_loopback
+from ragen.serve.access import Access
 from ragen.serve.web import Server
 
 
@@ -102,7 +103,8 @@ def test_what_the_command_is_given_reaches_the_server(loaded, monkeypatch, capsy
     assert given[-2:] == ["open-sesame", ["a", "b"]] and "open-sesame" not in capsys.readouterr().out
 
 
-def test_missing_packages_are_named(monkeypatch):
-    monkeypatch.setattr(served, "find_spec", lambda name: None if name == "uvicorn" else name)
-    with pytest.raises(ValueError, match=r"needs uvicorn: pip install 'ragen\[serve\]'"):
-        served.serve("pocket")
+def test_a_dry_run_needs_no_web_packages(monkeypatch, capsys):
+    for name in ("starlette", "uvicorn", "ragen.serve.access", "ragen.serve.web"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["serve", "pocket", "--dry-run"]) == 0
+    assert "would serve pocket" in capsys.readouterr().out

@@ -447,7 +447,8 @@ def test_a_stopping_server_passes_no_half_reply(loaded, monkeypatch):
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-def test_a_process_serves_until_it_is_told_to_end(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_serves_until_it_is_told_to_end(number):
     process = subprocess.Popen(
         [sys.executable, "-m", "ragen", "serve", "pocket", "--port", "0", "--name", "mine"],
         stdout=subprocess.PIPE,
@@ -461,9 +462,14 @@ def test_a_process_serves_until_it_is_told_to_end(tmp_path):
         base = line.split()[3]
         with urllib.request.urlopen(f"{base}/models") as response:
             assert json.load(response)["data"][0]["id"] == "mine"
-    finally:
-        process.send_signal(signal.SIGINT)
+        with sent(SimpleNamespace(base=base), stream=True, model="mine") as connection:
+            rest = connection.makefile("rb")
+            assert b"200 OK" in rest.readline()
+            process.send_signal(number)
+            assert b"the server is stopping" in rest.read(), "its clients are told"
         _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 0
     assert errors.strip() == "stopping"
 

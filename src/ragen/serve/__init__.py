@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from ragen.errors import ConfigError
 from ragen.evaluate.models import local_model
@@ -36,8 +37,6 @@ def serve(
     if api_key_env and not (key and key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError(f"--api-key-env {api_key_env}: the variable is not set, or is not a key without blanks")
     found = local_model(model)
-    from ragen.serve.access import is_loopback
-
     if not (is_loopback(host) or key):
         text = "anyone there can use this model. Require a key with --api-key-env VARIABLE"
         print(f"warning: other machines can reach {host}, and no key is required: {text}", file=sys.stderr)
@@ -63,3 +62,16 @@ def serve(
 def base_of(host: str, port: int) -> str:
     """The address for clients; an IPv6 address is in brackets."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def is_loopback(name: str) -> bool:
+    """Whether a host name or address means this machine alone."""
+    address = address_of(name)
+    return address.is_loopback if address else name == "localhost" or name.endswith(".localhost")
+
+
+def address_of(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None

@@ -9,12 +9,12 @@ not check this: the page does not have the key.
 
 import secrets
 from collections.abc import Sequence
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ragen.serve import address_of, is_loopback
 from ragen.serve.errors import ApiError
 
 EVERY_ADDRESS = ("", "0.0.0.0", "::")
@@ -48,18 +48,5 @@ class Access:
         except ValueError:
             return False
         # A server on every address answers to each of them: a rebinding page has a name, never an address.
-        is_own_address = self.host in EVERY_ADDRESS and _address(name) is not None
+        is_own_address = self.host in EVERY_ADDRESS and address_of(name) is not None
         return is_own_address or is_loopback(name) or name in self.allowed
-
-
-def is_loopback(name: str) -> bool:
-    """Whether a host name or address means this machine alone."""
-    address = _address(name)
-    return address.is_loopback if address else name == "localhost" or name.endswith(".localhost")
-
-
-def _address(name: str):
-    try:
-        return ip_address(name)
-    except ValueError:
-        return None

@@ -104,7 +104,7 @@ class Server:
     def wait(self) -> None:
         """Until interrupted."""
         while self._thread.is_alive():
-            self._thread.join(0.5)
+            time.sleep(0.5)  # after an interrupted `join`, Python takes the thread for ended
 
     def read(self, content: bytes) -> tuple[ChatRequest, tuple[int, ...]]:
         """A request and the tokens of its prompt. Raises `ApiError`."""
