@@ -1,10 +1,15 @@
 """Numbers as people read them. None is a dash."""
 
 import math
+from collections.abc import Iterable, Sequence
+
+SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+def percent(value: float | None, interval: tuple[float, float] | None = None) -> str:
+    """33.0 %, or 33.0 % [29.1, 37.2] with its interval."""
+    bounds = "" if interval is None else f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+    return "–" if value is None else f"{100 * value:.1f} %{bounds}"
 
 
 def short(value: float | None) -> str:
@@ -24,6 +29,20 @@ def compact(value: float) -> str:
         if abs(value) < limit:
             return f"{value / factor:.0f}" if not unit else f"{value / factor:.1f}{unit}"
     return str(value)
+
+
+def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
+    """▁▅█: a curve of one line, between its lowest and its highest value unless other ends are given."""
+    low, high = (min(values) if low is None else low), (max(values) if high is None else high)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in values)
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lines without a final line break. A `|` in a cell would end it and becomes `/`."""
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines += [f"| {' | '.join(text.replace('|', '/') for text in texts)} |" for texts in rows]
+    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:

@@ -11,12 +11,12 @@ from ragen.config.tree import build, leaves, to_dict
 from ragen.errors import ConfigError
 
 
-def tree(*words, **options):
-    return leaves(resolve(words, environ={}, **options).config)
+def tree(*overrides, **options):
+    return leaves(resolve(overrides, environ={}, **options).config)
 
 
 @pytest.mark.parametrize(
-    ("words", "key", "value"),
+    ("overrides", "key", "value"),
     [
         (["es_manager.train.env_groups=4", "es_manager.train.env_configs.n_groups=[4]"], "es_manager.train.env_configs.n_groups", [4]),
         (["es_manager.train.env_groups=4"], "es_manager.train.env_configs.n_groups", [4]),
@@ -51,8 +51,8 @@ def tree(*words, **options):
         (["actor_rollout_ref.rollout.rollout_filter_include_zero=false"], "actor_rollout_ref.rollout.rollout_filter_include_zero", False),
     ],
 )  # fmt: skip
-def test_override_forms(words, key, value):
-    assert tree(*words)[key] == value
+def test_override_forms(overrides, key, value):
+    assert tree(*overrides)[key] == value
 
 
 def test_delete_takes_back_what_the_recipe_set():
@@ -160,7 +160,7 @@ def test_kl_moves_into_the_reward():
 
 
 @pytest.mark.parametrize(
-    ("visible", "words", "devices"),
+    ("visible", "overrides", "devices"),
     [
         (None, [], "0"),
         (None, ["trainer.n_gpus_per_node=4"], "0,1,2,3"),
@@ -182,13 +182,13 @@ def test_kl_moves_into_the_reward():
         (None, ["system.CUDA_VISIBLE_DEVICES=[MIG-a,MIG-b]", "trainer.n_gpus_per_node=2"], "MIG-a,MIG-b"),
     ],
 )
-def test_device_list(visible, words, devices):
+def test_device_list(visible, overrides, devices):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert devices == resolve(words, environ=environ).config.system.CUDA_VISIBLE_DEVICES
+    assert devices == resolve(overrides, environ=environ).config.system.CUDA_VISIBLE_DEVICES
 
 
 @pytest.mark.parametrize(
-    ("words", "needed"),
+    ("overrides", "needed"),
     [
         ([], False),
         (["actor_rollout_ref.actor.use_ref=True"], False),
@@ -200,8 +200,8 @@ def test_device_list(visible, words, devices):
         (["sokoban", "optimization.kl_coef=0"], False),
     ],
 )
-def test_a_reference_model_exists_only_for_a_kl_term(words, needed):
-    assert tree(*words)["actor_rollout_ref.actor.use_ref"] is needed
+def test_a_reference_model_exists_only_for_a_kl_term(overrides, needed):
+    assert tree(*overrides)["actor_rollout_ref.actor.use_ref"] is needed
 
 
 def test_no_effect_keys_are_listed_only_when_typed():
@@ -211,7 +211,7 @@ def test_no_effect_keys_are_listed_only_when_typed():
 
 
 @pytest.mark.parametrize(
-    ("words", "listed"),
+    ("overrides", "listed"),
     [
         (["sokoban", "training.total_epochs=3", "training.max_start_length=500", "training.max_obs_length=100"], set()),
         (["sokoban", "training.total_epochs=3", "trainer.total_training_steps=7"], {"training.total_epochs"}),
@@ -222,8 +222,8 @@ def test_no_effect_keys_are_listed_only_when_typed():
         (["~actor_rollout_ref.rollout.enforce_eager"], set()),
     ],
 )
-def test_exactly_the_keys_without_effect_are_listed(words, listed):
-    assert set(resolve(words, environ={}).no_effect) == listed
+def test_exactly_the_keys_without_effect_are_listed(overrides, listed):
+    assert set(resolve(overrides, environ={}).no_effect) == listed
 
 
 def test_keys_without_effect_in_a_recipe_are_listed(tmp_path):
@@ -243,15 +243,15 @@ def test_a_config_rebuilds_from_its_own_dict():
 
 
 @pytest.mark.parametrize(
-    ("words", "sizes"),
+    ("overrides", "sizes"),
     [
         (["es_manager.val.env_groups=4"], [2, 2]),
         (["es_manager.val.env_groups=5"], [3, 2]),
         (["es_manager.val.env_groups=4", "es_manager.val.env_configs.n_groups=[1,3]"], [1, 3]),
     ],
 )
-def test_the_groups_of_each_tag_follow_their_number(words, sizes):
-    assert tree(*words, config_name="_1_bandit")["es_manager.val.env_configs.n_groups"] == sizes
+def test_the_groups_of_each_tag_follow_their_number(overrides, sizes):
+    assert tree(*overrides, config_name="_1_bandit")["es_manager.val.env_configs.n_groups"] == sizes
 
 
 def test_fewer_groups_than_tags_are_refused():

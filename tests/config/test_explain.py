@@ -5,23 +5,23 @@ import time
 import pytest
 import yaml
 
-from ragen.config import baseline_budget
-from ragen.config.baseline_budget import MAX_LEVELS, baselines_within_budget
 from ragen.config.compose import resolve
 from ragen.config.explain import derived_lines, explain
 from ragen.config.tag_defaults import training_config
 from ragen.config.tree import to_dict
+from ragen.env import baseline_budget
+from ragen.env.baseline_budget import MAX_LEVELS, baselines_within_budget
 from ragen.env.registry import catalogue, make
 from ragen.env.solve import Budget, baselines
 from ragen.errors import ConfigError
 
 
-def plan(*words, **options):
-    return explain(resolve(words, environ={}, **options))
+def plan(*overrides, **options):
+    return explain(resolve(overrides, environ={}, **options))
 
 
-def lines(*words, **options):
-    return list(derived_lines(resolve(words, environ={}, **options).config))
+def lines(*overrides, **options):
+    return list(derived_lines(resolve(overrides, environ={}, **options).config))
 
 
 @pytest.mark.parametrize("text", ["two\nlines", "bell \x07 and \x85", "# no comment", "a: b", "'", "√ 😀"])
@@ -59,9 +59,9 @@ def test_different_tags_in_training_and_validation_are_noted():
 
 
 def test_windowed_contexts_count_their_turns():
-    words = lines("agent_proxy.context_window_mode=single_turn")
-    assert "samples per step: at most 640 (8 groups x 16 x up to 5 turns)" in words
-    assert any(line.startswith("updates per step: at most 20 ") for line in words)
+    overrides = lines("agent_proxy.context_window_mode=single_turn")
+    assert "samples per step: at most 640 (8 groups x 16 x up to 5 turns)" in overrides
+    assert any(line.startswith("updates per step: at most 20 ") for line in overrides)
     with pytest.raises(ConfigError) as caught:
         resolve(["agent_proxy.context_window_mode=single_turn", "ppo_mini_batch_size=641"], environ={})
     assert caught.value.code == "mini-batch" and "640 or less" in str(caught.value)
@@ -71,16 +71,16 @@ def test_an_optimum_that_is_too_much_work_is_not_computed():
     slippery = "custom_envs.CoordFrozenLake.env_config.success_rate=0.8"
     for per_turn in (7, 10):
         start = time.monotonic()
-        words = lines(slippery, f"agent_proxy.max_actions_per_turn={per_turn}", config_name="_3_frozen_lake")
+        overrides = lines(slippery, f"agent_proxy.max_actions_per_turn={per_turn}", config_name="_3_frozen_lake")
         assert time.monotonic() - start < 30
-        assert any("random play succeeds in" in line for line in words)
-        assert any("CoordFrozenLake: optimal: not computed, because 4 actions" in line for line in words)
+        assert any("random play succeeds in" in line for line in overrides)
+        assert any("CoordFrozenLake: optimal: not computed, because 4 actions" in line for line in overrides)
 
 
 def test_an_endless_budget_is_not_followed():
-    words = ["agent_proxy.max_turn=1000000000", "custom_envs.FrozenLake.max_actions_per_traj=1000000000"]
+    overrides = ["agent_proxy.max_turn=1000000000", "custom_envs.FrozenLake.max_actions_per_traj=1000000000"]
     tags = [f"es_manager.{split}.env_configs.tags=[FrozenLake]" for split in ("train", "val")]
-    assert any("random: not computed" in line for line in lines(*words, *tags))
+    assert any("random: not computed" in line for line in lines(*overrides, *tags))
 
 
 def test_the_levels_of_a_plan_are_capped():

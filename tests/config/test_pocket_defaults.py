@@ -1,6 +1,5 @@
 """The embedded model's own settings: over dialect and recipe, under what is typed."""
 
-
 import pytest
 
 from ragen.config import default_model
@@ -10,9 +9,9 @@ from ragen.config.tree import leaves
 pytestmark = pytest.mark.no_gpu
 
 
-def resolved(monkeypatch, *words, gpu=False, **options):
+def resolved(monkeypatch, *overrides, gpu=False, **options):
     monkeypatch.setattr(default_model, "has_gpu", lambda: gpu)
-    return resolve(words, environ=options.pop("environ", {}), **options)
+    return resolve(overrides, environ=options.pop("environ", {}), **options)
 
 
 @pytest.mark.parametrize(

@@ -233,15 +233,18 @@ def test_keys_that_follow_one_another_are_one_problem():
 def test_every_range_of_the_schema_is_checked():
     ranged = [key for key, (spec, _) in FIELDS.items() if "range" in spec.metadata]
     assert len(ranged) > 90
+    config = resolve([], environ={}).config
     for key in ranged:
         holds, hint = FIELDS[key][0].metadata["range"].holds, FIELDS[key][1]
         bad = next(value for value in BAD if _fits(value, hint, key) and not holds(value))
-        config = resolve([], environ={}).config
         *path, name = key.split(".")
-        setattr(reduce(getattr, path, config), name, bad)
+        group = reduce(getattr, path, config)
+        good = getattr(group, name)
+        setattr(group, name, bad)
         with pytest.raises(ConfigError) as caught:
             check_ranges(config)
         assert (caught.value.code, caught.value.key) == ("range", key)
+        setattr(group, name, good)
 
 
 BAD = (-1, 0, 1.5, 2.0, 0.0, "", "bad", [], "vllm", "copy", "base", "global_step_x")

@@ -31,12 +31,12 @@ TREE_KEYS = {
 
 
 def commands() -> list[list[str]]:
-    """The words after `bash train.sh`, up to a redirection."""
+    """The overrides after `bash train.sh`, up to a redirection."""
     text = "\n".join(path.read_text() for path in sorted(SEEDS.glob("*.txt"))).replace("\\\n", " ")
     found = []
     for line in re.findall(r"^bash train\.sh .*$", text, flags=re.MULTILINE):
-        words = shlex.split(re.split(r"2>&1|>", line)[0])
-        found.append(words[2:])
+        overrides = shlex.split(re.split(r"2>&1|>", line)[0])
+        found.append(overrides[2:])
     return found
 
 
@@ -53,10 +53,12 @@ def test_all_eighteen_are_found():
     assert len(commands()) == 18
 
 
-@pytest.mark.parametrize("words", commands(), ids=lambda words: f"{words[0]}-{words[2].rpartition('=')[2]}"[:60])
-def test_command_resolves(words):
-    tree = leaves(resolve(words, environ={}).config)
-    typed = dict(word.split("=", 1) for word in words[1:])
+@pytest.mark.parametrize(
+    "overrides", commands(), ids=lambda overrides: f"{overrides[0]}-{overrides[2].rpartition('=')[2]}"[:60]
+)
+def test_command_resolves(overrides):
+    tree = leaves(resolve(overrides, environ={}).config)
+    typed = dict(word.split("=", 1) for word in overrides[1:])
     num_gpus = int(typed.get("system.n_gpus", 1))
     for key, text in typed.items():
         target = key if key.startswith("sft.") else TREE_KEYS[key]
@@ -78,4 +80,4 @@ def test_command_resolves(words):
         assert tree["trainer.total_training_steps"] == 10_000 // groups * 5
         assert tree["actor_rollout_ref.actor.use_kl_loss"] is True
     expected = {"sokoban": "SokobanV1", "frozenlake": "FrozenLakeV1", "two_armed_bandit": "TwoArmedBandit"}
-    assert tree["es_manager.val.env_configs.tags"] == [expected[words[0]]]
+    assert tree["es_manager.val.env_configs.tags"] == [expected[overrides[0]]]

@@ -11,9 +11,9 @@ from ragen.config.keys import FIELDS, is_key
 from ragen.config.unused_keys import COUNTERPARTS, FOLLOWERS, NOT_IN_SFT, ONLY_RL, ONLY_SFT, READ_ALONE, reason
 
 
-def no_effect(*words, rl_or_sft="sft"):
+def no_effect(*overrides, rl_or_sft="sft"):
     return resolve(
-        ["sokoban", f"rl_or_sft={rl_or_sft}", "sft.training.base_model=pocket", *words], environ={}
+        ["sokoban", f"rl_or_sft={rl_or_sft}", "sft.training.base_model=pocket", *overrides], environ={}
     ).no_effect
 
 
@@ -70,20 +70,25 @@ def test_the_other_way_round():
     assert no_effect("sft.training.epochs=3", rl_or_sft="rl") == {
         "sft.training.base_model": ONLY_SFT, "sft.training.epochs": ONLY_SFT,
     }  # fmt: skip
-    words = ["sft.training.epochs=3", "lora.rank=8", "trainer.total_training_steps=1", "algorithm.adv_estimator=gae"]
-    assert no_effect(*words, rl_or_sft="sft_then_rl") == {}
+    overrides = [
+        "sft.training.epochs=3",
+        "lora.rank=8",
+        "trainer.total_training_steps=1",
+        "algorithm.adv_estimator=gae",
+    ]
+    assert no_effect(*overrides, rl_or_sft="sft_then_rl") == {}
 
 
 def test_what_describes_an_adapter_needs_a_rank():
     told = "is 0: all weights are trained, and there is no adapter"
-    words = ["lora.alpha=8", "lora.target_modules=[q_proj]", "critic.model.lora_alpha=4"]
-    assert resolve(["sokoban", *words], environ={}).no_effect == {
+    overrides = ["lora.alpha=8", "lora.target_modules=[q_proj]", "critic.model.lora_alpha=4"]
+    assert resolve(["sokoban", *overrides], environ={}).no_effect == {
         "lora.alpha": f"lora.rank {told}",
         "lora.target_modules": f"lora.rank {told}",
         "critic.model.lora_alpha": f"critic.model.lora_rank {told}",
     }
-    assert resolve([*words, "lora.rank=8"], environ={}).no_effect == {}
-    assert resolve([*words, "critic.model.lora_rank=8"], environ={}).no_effect == {}
+    assert resolve([*overrides, "lora.rank=8"], environ={}).no_effect == {}
+    assert resolve([*overrides, "critic.model.lora_rank=8"], environ={}).no_effect == {}
     assert no_effect("sft.training.lora_alpha=8") == {}
     assert no_effect("sft.training.lora_alpha=8", "sft.training.lora_rank=0") == {
         "sft.training.lora_alpha": f"sft.training.lora_rank {told}"
@@ -92,31 +97,31 @@ def test_what_describes_an_adapter_needs_a_rank():
 
 def test_boards_that_are_not_played_are_said():
     other = "custom_envs.CoordSokoban.env_config.dim_x"
-    words = ["sft.frozenlake.size=5", "sft.sokoban.dim_x=7", f"{other}=9"]
+    overrides = ["sft.frozenlake.size=5", "sft.sokoban.dim_x=7", f"{other}=9"]
     told = {"sft.frozenlake.size": "the game of the data is sokoban", other: "this run plays SokobanV1"}
-    assert no_effect(*words) == told
-    assert no_effect(*words, rl_or_sft="sft_then_rl").keys() == told.keys()
+    assert no_effect(*overrides) == told
+    assert no_effect(*overrides, rl_or_sft="sft_then_rl").keys() == told.keys()
     assert no_effect("es_manager.val.env_configs.tags=[SimpleSokoban]", "env.env_kwargs.dim_x=7") == {
         "env.env_kwargs.dim_x": "this run plays SimpleSokoban"
     }
-    words = [f"{other}=9", "custom_envs.SimpleSokoban.env_config.dim_x=9"]
-    assert resolve(["es_manager.val.env_configs.tags=[SimpleSokoban]", *words], environ={}).no_effect == {}
-    assert resolve(words, environ={}).no_effect == {
+    overrides = [f"{other}=9", "custom_envs.SimpleSokoban.env_config.dim_x=9"]
+    assert resolve(["es_manager.val.env_configs.tags=[SimpleSokoban]", *overrides], environ={}).no_effect == {}
+    assert resolve(overrides, environ={}).no_effect == {
         "custom_envs.SimpleSokoban.env_config.dim_x": "this run plays CoordSokoban"
     }
 
 
 def test_the_documented_commands_have_one_such_line_at_most():
-    for words in commands():
-        resolved = resolve(words, environ={})
-        told = [f"optimization.adv_estimator: {ONLY_RL}"] if "rl_or_sft=sft" in words else []
+    for overrides in commands():
+        resolved = resolve(overrides, environ={})
+        told = [f"optimization.adv_estimator: {ONLY_RL}"] if "rl_or_sft=sft" in overrides else []
         assert resolved.no_effect_lines() == told
 
 
 def test_keys_with_one_reason_share_a_line(capsys):
-    words = ["sokoban", "sft.training.base_model=pocket", "trainer.total_training_steps=3", "training.total_epochs=2",
+    overrides = ["sokoban", "sft.training.base_model=pocket", "trainer.total_training_steps=3", "training.total_epochs=2",
              "trainer.max_actor_ckpt_to_keep=1", "algorithm.adv_estimator=gae"]  # fmt: skip
-    assert main(["sft", *words, "--dry-run"]) == 0
+    assert main(["sft", *overrides, "--dry-run"]) == 0
     told = capsys.readouterr().out.replace("\n#     ", " ")
     instead = "fine-tuning reads sft.training.epochs instead"
     assert f"#   trainer.total_training_steps, training.total_epochs: {instead}\n" in told

@@ -7,13 +7,13 @@ from ragen.config.tree import leaves
 from ragen.errors import ConfigError
 
 
-def tree(*words, environ=None, **options):
-    return leaves(resolve(words, environ=environ or {}, **options).config)
+def tree(*overrides, environ=None, **options):
+    return leaves(resolve(overrides, environ=environ or {}, **options).config)
 
 
-def refusal(*words, environ=None, **options):
+def refusal(*overrides, environ=None, **options):
     with pytest.raises(ConfigError) as caught:
-        resolve(words, environ=environ or {}, **options)
+        resolve(overrides, environ=environ or {}, **options)
     return caught.value
 
 
@@ -64,8 +64,8 @@ def test_every_spelling_of_false_moves_kl_into_the_reward(word):
 
 @pytest.mark.parametrize("null", ["", "null", "None"])
 def test_null_in_any_spelling(null):
-    words = [f"training.{key}={null}" for key in ("train_data_num", "val_data_num", "total_training_steps")]
-    all_levels = tree("sokoban", *words, f"trainer.default_hdfs_dir={null}")
+    overrides = [f"training.{key}={null}" for key in ("train_data_num", "val_data_num", "total_training_steps")]
+    all_levels = tree("sokoban", *overrides, f"trainer.default_hdfs_dir={null}")
     assert all_levels["data.train_data_num"] == 10_000
     assert all_levels["es_manager.val.env_groups"] == 512
     assert all_levels["trainer.total_training_steps"] == 6250
@@ -73,7 +73,7 @@ def test_null_in_any_spelling(null):
 
 
 @pytest.mark.parametrize(
-    ("words", "names"),
+    ("overrides", "names"),
     [
         (["training.micro_batch_size=4", "micro_batch_size_per_gpu=8"], ["training.micro_batch_size", "micro_batch_size_per_gpu"]),
         (["training.max_start_length=800", "actor_rollout_ref.rollout.max_model_len=2000"], ["training.max_start_length", "max_model_len"]),
@@ -81,13 +81,13 @@ def test_null_in_any_spelling(null):
         (["training.use_kl_loss=False", "algorithm.use_kl_in_reward=False"], ["training.use_kl_loss", "algorithm.use_kl_in_reward"]),
     ],
 )  # fmt: skip
-def test_a_derived_value_against_a_typed_one_is_a_conflict(words, names):
-    error = refusal("sokoban", *words)
+def test_a_derived_value_against_a_typed_one_is_a_conflict(overrides, names):
+    error = refusal("sokoban", *overrides)
     assert error.code == "conflict" and all(name in str(error) for name in names)
 
 
 @pytest.mark.parametrize(
-    ("words", "key", "value"),
+    ("overrides", "key", "value"),
     [
         (["training.micro_batch_size=4", "micro_batch_size_per_gpu=4"], "micro_batch_size_per_gpu", 4),
         (["micro_batch_size_per_gpu=8"], "micro_batch_size_per_gpu", 8),
@@ -98,8 +98,8 @@ def test_a_derived_value_against_a_typed_one_is_a_conflict(words, names):
         (["training.train_data_num=4", "training.total_training_steps=7"], "trainer.total_training_steps", 7),
     ],
 )
-def test_a_typed_tree_key_beats_a_v1_default(words, key, value):
-    assert tree("sokoban", *words)[key] == value
+def test_a_typed_tree_key_beats_a_v1_default(overrides, key, value):
+    assert tree("sokoban", *overrides)[key] == value
 
 
 def test_a_micro_batch_must_divide_among_the_gpus():
@@ -181,7 +181,7 @@ def test_fine_tuning_validates_the_tuned_model_in_the_tuned_game():
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "key"),
+    ("overrides", "code", "key"),
     [
         (["sokoban", "rl_or_sft=sft", "sft.env_type=frozenlake"], "fine-tuning", "sft.env_type"),
         (["sokoban", "rl_or_sft=sft", "model.base_model=x", "sft.training.base_model=y"], "fine-tuning", "model.base_model"),
@@ -189,6 +189,6 @@ def test_fine_tuning_validates_the_tuned_model_in_the_tuned_game():
         (["rl_or_sft=sft_then_rl", "model_path=x", "sft.training.base_model=y"], "two-models", "model_path"),
     ],
 )  # fmt: skip
-def test_fine_tuning_refuses_a_mismatch(words, code, key):
-    error = refusal(*words)
+def test_fine_tuning_refuses_a_mismatch(overrides, code, key):
+    error = refusal(*overrides)
     assert (error.code, error.key) == (code, key)

@@ -39,7 +39,7 @@ OTHERS = [
 ELSEWHERE = ("environment", "agent")  # ragen.env and ragen.agent word these
 WAY_OUT = re.compile(
     r"\b(must|takes|use|set|name|names|write|choose|give|keep|needs|need|there are|did you mean|known"
-    r"|sections|leave|leaves|make|change|ask|put|raise|its value is|no such entry|not found|is not|listed|cannot|one of)\b",
+    r"|sections|leave|leaves|make|change|ask|put|raise|its value is|no such entry|not found|is not|listed|cannot|one of|not a)\b",
     re.IGNORECASE,
 )
 BANNED = (

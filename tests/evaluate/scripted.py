@@ -1,13 +1,15 @@
-"""A server that answers as it is told.
+"""Servers that answer as a test says.
 
 with scripted_server(lambda body: (200, reply("Up"))) as server:
     server.base, server.bodies
+with raw_server(lambda send: send(b"HTTP/1.1 100 Continue\\r\\n\\r\\n")) as base: …
 """
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -54,6 +56,29 @@ def scripted_server(answer, port=0):
     finally:
         server.web.shutdown()
         server.web.server_close()
+
+
+@contextmanager
+def raw_server(answer):
+    """Reads a request and then calls `answer(send)`, where `send` takes bytes and fails once the client has left."""
+
+    def serve(connection):
+        with connection, suppress(OSError):  # the client has left
+            connection.recv(1 << 16)
+            answer(connection.sendall)
+
+    def accept():
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def reply(text, finish="stop", usage=(20, 5), **more):

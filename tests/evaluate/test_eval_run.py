@@ -25,7 +25,7 @@ from ragen.evaluate.models import LocalModel, ServerModel, local_model
 from ragen.evaluate.output import read_lines
 from ragen.evaluate.run import EvaluationPlan, ServerOptions, evaluate
 from ragen.evaluate.setting import Wanted, settings
-from ragen.evaluate.table import cells, headings, markdown_table, reference_of
+from ragen.evaluate.table import cells, headings, markdown_section, reference_of
 from ragen.model.load import find_model, load_model
 from ragen.model.lora import add_adapters
 from ragen.serve.web import Server
@@ -94,7 +94,7 @@ def test_what_is_written(tmp_path):
 
 def test_rows_stand_between_random_and_optimal_play(tmp_path):
     result = evaluated(tmp_path, models=(POCKET, LocalModel("pocket-blank", "blank")))
-    table = markdown_table(result.rows, "SimpleSokoban").splitlines()[4:]
+    table = markdown_section(result.rows, "SimpleSokoban").splitlines()[4:]
     assert [row.split(" | ")[0] for row in table] == ["| random play", "| pocket", "| blank", "| optimal play"]
     assert "| 80.0 % |" in table[-1]  # one of the five levels takes more than six steps
     first, second = result.rows
@@ -317,7 +317,7 @@ def test_a_model_does_the_same_behind_our_server(pocket, tmp_path, temperature, 
 
 def test_a_server_that_is_killed_and_comes_back_loses_nothing(pocket, tmp_path):
     first = Server(pocket, "pocket").__enter__()
-    port, begin, begun, second = int(first.base.rsplit(":", 1)[1][:-3]), first.begin, [], []
+    port, read, begun, second = int(first.base.rsplit(":", 1)[1][:-3]), first.read, [], []
 
     def restart():
         first.__exit__()
@@ -328,15 +328,15 @@ def test_a_server_that_is_killed_and_comes_back_loses_nothing(pocket, tmp_path):
         begun.append(request)
         if len(begun) == 4:
             threading.Thread(target=restart).start()
-        return begin(*request)
+        return read(*request)
 
-    first.begin = counted
+    first.read = counted
     told = []
     model = ServerModel(first.base, "pocket", "NO_KEY")
     there = evaluated(tmp_path / "there", told.append, models=(model,), temperature=1.0,
                       server=ServerOptions(concurrency=2))  # fmt: skip
     second[0].__exit__()
-    assert any("waiting, for up to 600 s" in text for text in told)
+    assert any("retrying for up to 600 s" in text for text in told)
     assert there.status == "finished"
     assert talks(there) == talks(evaluated(tmp_path / "here", temperature=1.0))
 

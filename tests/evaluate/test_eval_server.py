@@ -1,6 +1,9 @@
 """The engine for servers: what is sent, what is done about errors, and what a reply becomes."""
 
+import asyncio
 import json
+import os
+import signal
 import threading
 import time
 from email.utils import formatdate
@@ -9,12 +12,12 @@ from itertools import chain, repeat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import reply, scripted_server
+from scripted import raw_server, reply, scripted_server
 
 from ragen.engine.base import Prompt, Sampling
 from ragen.errors import ConfigError
 from ragen.evaluate.api import ASSISTANT, CUT, END, CharacterChat, ServerEngine, messages_of
-from ragen.evaluate.client import Budget, BudgetSpent, Client, Refused, ServerGone, Stopped, Unanswered, retry_after
+from ragen.evaluate.client import Budget, BudgetSpent, Client, Refused, ServerGone, Unanswered, retry_after, run_async
 
 SAMPLING = Sampling(0.7, 0.9, -1, False, 40, True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -54,6 +57,10 @@ def engine_for(server, **options):
     return ServerEngine(
         Client(server.base, "secret", jitter=lambda: 0.0, **client), "m", **{"max_prompt_tokens": 1000} | options
     )
+
+
+def post(client):
+    return run_async(client.post("/chat/completions", {}))
 
 
 def text_of(sampled):
@@ -134,17 +141,17 @@ BAD = {"message": "Provider returned error", "code": 502}
 
 
 @pytest.mark.parametrize(("answer", "says"), [
-    ({"choices": [None]}, "an answer without a message"),
-    ({"choices": "no"}, "an answer without a message"),
-    ({"choices": []}, "an answer without a message"),
-    ({}, "an answer without a message"),
-    ({"choices": [{"message": "hi", "finish_reason": "stop"}]}, "an answer without a message"),
-    (reply(7), "an answer whose content is no text"),
+    ({"choices": [None]}, "the answer has no message"),
+    ({"choices": "no"}, "the answer has no message"),
+    ({"choices": []}, "the answer has no message"),
+    ({}, "the answer has no message"),
+    ({"choices": [{"message": "hi", "finish_reason": "stop"}]}, "the answer has no message"),
+    (reply(7), "the content of the answer is not text"),
     (reply(None, None), "a reply that ended by None"),
     (reply("a", "abort"), "a reply that ended by abort"),
-    ({"error": BAD}, "an error in place of an answer: Provider returned error 502"),
-    ([1], "an answer that is no JSON object"),
-    (iter([b'{"choices": [{"mess']), "an answer that is no JSON"),
+    ({"error": BAD}, "an error instead of an answer: Provider returned error 502"),
+    ([1], "the answer is not a JSON object"),
+    (iter([b'{"choices": [{"mess']), "the answer is not a JSON object"),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_an_answer_that_cannot_be_read_is_asked_for_again(answer, says):
     answers = chain([(200, answer)], repeat((200, reply("x"))))
@@ -154,7 +161,7 @@ def test_an_answer_that_cannot_be_read_is_asked_for_again(answer, says):
         waits = waits_of(engine.client)
         engine.run([talk], SAMPLING)
     assert text_of(talk.replies[0]) == "x" and waits == [0.25]
-    assert told == [f"{server.base}: {says}; waiting, for up to 600 s"]
+    assert told == [f"{server.base}: {says}; retrying for up to 600 s"]
 
 
 def test_an_answer_that_stays_unreadable_is_that_episode_s_failure():
@@ -362,7 +369,11 @@ def test_a_server_with_too_little_context_is_a_wrong_set_up(answers, says):
 def waits_of(client):
     """The pauses that a client makes, without making them."""
     waits = []
-    client.stopping.wait = lambda seconds: bool(waits.append(seconds))
+
+    async def sleep(seconds):
+        waits.append(seconds)
+
+    client.sleep = sleep
     return waits
 
 
@@ -371,9 +382,9 @@ def test_pauses_grow_and_a_server_s_own_is_honoured():
     with scripted_server(lambda body: next(answers)) as server:
         client = Client(server.base, jitter=lambda: 1.0)
         waits = waits_of(client)
-        assert client.post("/chat/completions", {}) == {"fine": True}
+        assert post(client) == {"fine": True}
     assert waits == [0.5, 7.0, 2.0, 4.0]
-    assert client.num_retries == 4 and client.budget.num_requests == 5
+    assert client.budget.num_requests == 5
 
 
 def test_a_connection_that_breaks_is_tried_again():
@@ -406,7 +417,7 @@ def test_a_server_that_is_gone_is_said_once_and_ends_the_run():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", lambda: sum(waits))
         with pytest.raises(ServerGone, match=r"127\.0\.0\.1:9/v1: no connection: .*tried for 1 s"):
-            client.post("/chat/completions", {})
+            post(client)
     assert len(told) == 1 and waits == [0.25, 0.5]
 
 
@@ -416,7 +427,7 @@ def test_a_server_that_is_gone_is_said_once_and_ends_the_run():
 ], ids=str)  # fmt: skip
 def test_a_server_that_answers_with_an_error_is_there(answer, kind):
     with scripted_server(lambda body: answer) as server, pytest.raises(kind):
-        Client(server.base, patience_s=0.0).post("/chat/completions", {})
+        post(Client(server.base, patience_s=0.0))
 
 
 def test_an_outage_is_waited_for_once_and_not_by_every_episode(monkeypatch):
@@ -446,9 +457,9 @@ def test_a_flaky_server_is_told_of_once_a_minute(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with scripted_server(lambda body: next(answers)) as server:
         client = Client(server.base, note=told.append)
-        client.stopping.wait = lambda seconds: False
+        waits_of(client)
         for now[0] in (0.0, 1.0, 30.0, 59.0, 60.0, 61.0, 119.0, 120.0):
-            client.post("/chat/completions", {})
+            post(client)
     assert len(told) == 3
 
 
@@ -456,7 +467,7 @@ def test_a_wait_beyond_the_patience_is_said():
     answer = (429, {"error": {"message": "slow down"}}, {"Retry-After": "100"})
     says = r"HTTP 429: slow down \(the server asks to wait 100 s, which is beyond --patience 3\)"
     with scripted_server(lambda body: answer) as server, pytest.raises(ServerGone, match=says):
-        Client(server.base, patience_s=3.0).post("/chat/completions", {})
+        post(Client(server.base, patience_s=3.0))
 
 
 def test_what_a_server_says_is_one_plain_line():
@@ -465,15 +476,15 @@ def test_what_a_server_says_is_one_plain_line():
             scripted_server(lambda body, answer=answer: answer) as server,
             pytest.raises((Unanswered, Refused), match=r"one two \[31m"),
         ):
-            Client(server.base, patience_s=0.0).post("/chat/completions", {})
+            post(Client(server.base, patience_s=0.0))
 
 
 def test_a_redirect_is_not_followed():
     with scripted_server(lambda body: (200, reply("x"))) as other:
         to_it = (302, {}, {"Location": f"{other.base}/chat/completions"})
         with scripted_server(lambda body: to_it) as server, pytest.raises(ConfigError) as refused:
-            Client(server.base, "secret").post("/chat/completions", {})
-    assert f"{server.base} points to {other.base}: name that with --api-base" in str(refused.value)
+            post(Client(server.base, "secret"))
+    assert f"{server.base} redirects to {other.base}: pass that as --api-base" in str(refused.value)
     assert other.bodies == []
 
 
@@ -481,7 +492,7 @@ def test_https_to_a_server_without_it_is_a_wrong_address():
     with scripted_server(lambda body: (200, reply("x"))) as server:
         base = server.base.replace("http", "https")
         with pytest.raises(ConfigError, match=f"--api-base {base}: .*WRONG_VERSION_NUMBER"):
-            Client(base).post("/chat/completions", {})
+            post(Client(base))
 
 
 def test_an_error_that_stays_is_one_episode_s_while_others_are_answered():
@@ -549,7 +560,7 @@ def test_repetitions_count_and_what_reached_no_server_does_not():
     client = Client(server.base, patience_s=0.0, budget=Budget(max_requests=1))
     for _ in range(2):
         with pytest.raises(ServerGone):
-            client.post("/chat/completions", {})
+            post(client)
     assert client.budget.num_requests == 0
 
 
@@ -557,7 +568,7 @@ def test_a_request_that_is_not_answered_in_time_counts():
     with scripted_server(lambda body: (time.sleep(0.3), (200, reply("x")))[1]) as server:
         client = Client(server.base, patience_s=0.0, timeout_s=0.05)
         with pytest.raises(ServerGone, match="timed out"):
-            client.post("/chat/completions", {})
+            post(client)
     assert client.budget.num_requests == 1
 
 
@@ -570,7 +581,142 @@ def test_a_request_has_so_much_time_however_its_bytes_come():
     with scripted_server(lambda body: (200, dripped(body))) as server:
         client = Client(server.base, patience_s=0.0, timeout_s=0.1)
         with pytest.raises(ServerGone, match="timed out"):
-            client.post("/chat/completions", {})
+            post(client)
+
+
+def drip_headers(send):
+    send(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        time.sleep(0.01)
+        send(b"X: y\r\n")
+
+
+def drip_one_header(send):
+    send(b"HTTP/1.1 200 OK\r\nX: ")
+    while True:
+        time.sleep(0.01)
+        send(b"y")
+
+
+def continue_for_ever(send):
+    while True:
+        send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        time.sleep(0.001)
+
+
+def say_nothing(send):
+    time.sleep(2)
+
+
+@pytest.mark.parametrize("answer", [drip_headers, drip_one_header, continue_for_ever, say_nothing])
+def test_the_timeout_covers_a_whole_request(answer):
+    with raw_server(answer) as base:
+        client = Client(base, patience_s=0.0, timeout_s=0.2)
+        start = time.monotonic()
+        with pytest.raises(ServerGone, match="timed out"):
+            post(client)
+    assert time.monotonic() - start < 1.5
+
+
+def test_a_fast_stream_of_continues_ends_too():
+    def flood(send):
+        while True:
+            send(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+
+    with raw_server(flood) as base:
+        client = Client(base, patience_s=0.0, timeout_s=0.2)
+        with pytest.raises(ServerGone, match="no connection"):
+            post(client)
+
+
+@pytest.mark.parametrize("head", [b"", b"Content-Length: 20000000\r\n", b"Transfer-Encoding: chunked\r\n"])
+@pytest.mark.parametrize("status", [b"200 OK", b"500 Broken"])
+def test_an_endless_answer_is_cut(head, status):
+    sent = [0]
+
+    def answer(send):
+        send(b"HTTP/1.1 " + status + b"\r\n" + head + b"\r\n")
+        while True:
+            send(b"10000\r\n" + b" " * 65536 + b"\r\n" if b"chunked" in head else b" " * 65536)
+            sent[0] += 65536
+
+    with raw_server(answer) as base, pytest.raises(Unanswered, match="an answer of more than 8 MiB"):
+        post(Client(base, patience_s=0.0))
+    assert sent[0] < 20_000_000
+
+
+KEY = 'sk-0123456789abcdef/"x'
+
+
+@pytest.mark.parametrize("answer", [
+    (500, {"error": {"message": f"wrong key {KEY} " + "x" * 600}}),
+    (500, {"error": {"message": "x" * 490 + KEY}}),
+    (500, {"error": f"Bearer {KEY}"}),
+    (500, {"detail": [KEY]}),
+    (500, iter([b"no JSON: " + KEY.encode()])),
+    (400, {"error": {"message": KEY}}),
+    (401, {"error": {"code": KEY}}),
+    (307, {}, {"Location": f"http://other.example/{KEY}/chat/completions"}),
+    (200, {"error": {"message": f"\x1b{KEY}"}}),
+], ids=lambda answer: str(answer[0]))  # fmt: skip
+def test_a_key_that_the_server_echoes_is_not_printed(answer):
+    told, talk = [], Talk()
+    with scripted_server(lambda body: answer) as server:
+        client = Client(server.base, KEY, patience_s=0.05, note=told.append, jitter=lambda: 0.0)
+        try:
+            ServerEngine(client, "m", max_prompt_tokens=1000).run([talk], SAMPLING)
+        except (ConfigError, ServerGone) as error:
+            told.append(str(error))
+    said = f"{told} {talk.failure}"
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert KEY not in said and KEY[:8] not in said and len(said) > 20
+
+
+def test_a_key_that_the_server_echoes_is_not_stored():
+    answer = reply(f"my key is {KEY}</answer>", stop_reason=KEY)
+    with scripted_server(lambda body: (200, answer)) as server:
+        talk = Talk()
+        client = Client(server.base, KEY)
+        ServerEngine(client, "m", max_prompt_tokens=1000).run([talk], SAMPLING)
+    assert text_of(talk.replies[0]) == "my key is [API key]</answer>"
+
+
+def test_a_placeholder_for_a_key_may_be_part_of_a_reply():
+    with scripted_server(lambda body: (200, reply("EMPTY"))) as server:
+        talk = Talk()
+        ServerEngine(Client(server.base, "EMPTY"), "m", max_prompt_tokens=1000).run([talk], SAMPLING)
+    assert text_of(talk.replies[0]) == "EMPTY"
+
+
+ODD = ["9" * 5000, '"' + "9" * 5000 + '"', "-5", "1e999", "NaN", "true", "[]", '"٣"', "1" * 300, '"' + "9" * 19 + '"']
+
+
+@pytest.mark.parametrize("count", ODD, ids=lambda count: count[:6])
+def test_an_odd_usage_figure_is_no_count(count):
+    """The budget then estimates: Play., Turn 0, <think> and Up., 21 characters, a third of that in tokens."""
+    fields = ", ".join(f'"{name}": {count}' for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
+    choices = json.dumps(reply("Up.")["choices"])
+    content = f'{{"choices": {choices}, "usage": {{{fields}}}}}'.encode()
+    with scripted_server(lambda body: (200, iter([content]))) as server:
+        talk = Talk()
+        engine = engine_for(server, budget=Budget(max_tokens=100))
+        engine.run([talk], SAMPLING)
+    expected = 3 if "٣" in count else None
+    assert text_of(talk.replies[0]) == "Up." and talk.counts == [expected]
+    assert engine.client.budget.num_tokens == (expected or 7)
+
+
+def test_half_a_character_becomes_a_whole_one():
+    with scripted_server(lambda body: (200, reply("Up\ud83d."))) as server:
+        talk = Talk()
+        engine_for(server).run([talk], SAMPLING)
+    assert text_of(talk.replies[0]) == "Up?."
+
+
+def test_missing_packages_are_named(monkeypatch):
+    monkeypatch.setattr("ragen.evaluate.client.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'ragen\[serve\]'"):
+        Client("http://127.0.0.1:9/v1")
 
 
 def test_tokens_of_a_server_that_does_not_count_are_estimated():
@@ -602,13 +748,43 @@ def test_no_more_requests_at_a_time_than_allowed():
     assert most[0] <= 3 and sum(finished) == 9
 
 
-def test_a_stopped_client_asks_nothing():
-    with scripted_server(lambda body: (200, reply("x"))) as server:
-        client = Client(server.base)
-        client.stopping.set()
-        with pytest.raises(Stopped):
-            client.post("/chat/completions", {})
-    assert server.bodies == []
+def test_an_error_ends_the_requests_that_are_under_way():
+    """The second answer is a wrong key, while the first one does not come."""
+    is_waiting, may_end = threading.Event(), threading.Event()
+
+    def answer(body):
+        if not is_waiting.is_set():
+            is_waiting.set()
+            may_end.wait(30)
+        return 401, {"error": {"message": "bad key"}}
+
+    start = time.monotonic()
+    with scripted_server(answer) as server:
+        with pytest.raises(ConfigError, match="refuses the key"):
+            engine_for(server, concurrency=2).run([Talk(), Talk(), Talk()], SAMPLING)
+        may_end.set()
+    assert time.monotonic() - start < 10
+
+
+def test_ctrl_c_ends_what_is_under_way():
+    has_begun, was_cancelled = threading.Event(), threading.Event()
+
+    async def work():
+        try:
+            has_begun.set()
+            await asyncio.sleep(60)
+        finally:
+            was_cancelled.set()
+
+    def interrupt():
+        has_begun.wait(30)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_async(work())
+    assert was_cancelled.wait(10)
 
 
 def test_refusals_carry_their_status():
@@ -616,5 +792,5 @@ def test_refusals_carry_their_status():
         scripted_server(lambda body: (418, {"error": "teapot"})) as server,
         pytest.raises(Refused, match="teapot") as caught,
     ):
-        Client(server.base).post("/chat/completions", {})
+        post(Client(server.base))
     assert caught.value.status == 418

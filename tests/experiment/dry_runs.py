@@ -35,7 +35,7 @@ def _resolved(arguments, config_name, environ):
     return _RESOLVE(arguments, config_name, environ=None if environ is None else dict(environ))
 
 
-def resolve_once(arguments, config_name=None, config_dir=None, environ=None):
+def resolve_once(arguments, config_name=None, environ=None, config_dir=None):
     assert config_dir is None
     return _resolved(tuple(arguments), config_name, None if environ is None else tuple(sorted(environ.items())))
 

@@ -395,7 +395,7 @@ REFUSED = {
     "./ragen sweep kl_sweep --gpus 0,1 --gpus-per-exp 4": "there are only 2 GPUs",
     "./ragen sweep kl_sweep --gpus cpu --gpus-per-exp 2": "one cpu slot",
     "./ragen sweep kl_sweep --gpus-per-exp 0": "--gpus-per-exp 0: must be at least 1",
-    "./ragen sweep kl_sweep --gpus 0,x": "'x' is no device",
+    "./ragen sweep kl_sweep --gpus 0,x": "'x' is not a device",
     "./ragen sweep kl_sweep --steps ten": "--steps ten: takes a whole number",
     "./ragen sweep kl_sweep --seeds 0": "--seeds 0: must be at least 1",
     "./ragen sweep kl_sweep --cooldown -1": "--cooldown -1: takes seconds",

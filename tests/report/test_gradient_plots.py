@@ -18,7 +18,8 @@ from PIL import Image
 
 from ragen.cli import main
 from ragen.errors import ConfigError
-from ragen.report import gradient_plots, gradients
+from ragen.report import gradient_plots
+from ragen.report.charts import Line, xy_chart
 from ragen.report.gradient_data import (
     AFTER,
     BEFORE,
@@ -31,8 +32,8 @@ from ragen.report.gradient_data import (
     rank_correlation,
     steps,
 )
-from ragen.report.html import write_report
-from ragen.store.run_folder import Metrics, RunFolder
+from ragen.report.run_report import write_report
+from ragen.store.run_folder import RunFolder
 
 STDS = {"bucket_1": 0.1, "bucket_2": 0.4, "bucket_10": 2.0}
 TASK = {"bucket_1": 0.2, "bucket_2": 0.3, "bucket_10": 1.0}
@@ -301,7 +302,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_person_can_read_every_picture(kind):
     """Axes are named, all data lie inside, and no two texts lie over each other."""
-    with gradient_plots._drawing():
+    with gradient_plots.drawing():
         for name, figure in figures(at(Source(LONG, {51: KINDS[kind]}), 51)).items():
             if figure is None:
                 assert name == "std" and kind == "no variance"
@@ -348,7 +349,7 @@ def test_terms_differ_without_colour():
 
 
 def test_zeros_have_a_place_on_a_log_axis():
-    with gradient_plots._drawing():
+    with gradient_plots.drawing():
         zero = gradient_plots.grid_figure([at(Source("run", {51: KINDS["one without variance"]}), 51)])
         plain = gradient_plots.grid_figure([at(Source("run", {51: KINDS["three buckets"]}), 51)])
     assert [ax.get_xscale() for ax in zero.axes[1:2]] == ["symlog"] and zero.axes[0].get_yscale() == "symlog"
@@ -379,7 +380,7 @@ def test_several_runs_have_a_folder_each_and_share_the_grid(tmp_path, monkeypatc
 
 def test_equal_data_give_equal_files(tmp_path):
     found = at(Source("run", {51: row(51, {"bucket_1": 1.0})}), 51)
-    with gradient_plots._drawing():
+    with gradient_plots.drawing():
         paths = [
             gradient_plots._save(gradient_plots.snr_figure(found), tmp_path / name, 20) for name in ("a.svg", "b.svg")
         ]
@@ -402,8 +403,8 @@ def test_the_command_lists_steps(tmp_path, capsys, monkeypatch):
     [
         (["run", "--step", "1", "3"], "--step 3: no gradient analysis at that step. There are: run: 1"),
         (["plain"], "plain holds no gradient analysis: train with trainer.gradient_analysis_mode=True"),
-        (["nothing"], "nothing is no run folder"),
-        ([], "name a run folder"),
+        (["nothing"], "nothing: not a run directory"),
+        ([], "name a run directory"),
     ],
 )
 def test_the_command_refuses_with_one_message(words, message, tmp_path, capsys, monkeypatch):
@@ -426,7 +427,8 @@ def test_the_command_draws_where_it_is_told(tmp_path, capsys, monkeypatch):
 
 
 def test_matplotlib_is_loaded_by_what_draws_only():
-    code = "import sys, ragen.cli, ragen.report.gradient_plots, ragen.report.html; print('matplotlib' in sys.modules)"
+    modules = "sys, ragen.cli, ragen.report.gradient_plots, ragen.report.run_report"
+    code = f"import {modules}; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -467,16 +469,15 @@ def test_the_section_bears_what_is_missing(tmp_path):
         "grad_norm/bucket_<b>/task": 1.0,
         "grad_norm/bucket_2/task": math.nan,
     }
-    text = gradients.section("<run>", Metrics([thin]), tmp_path)
-    assert "fewer than two buckets" in text and "<b>" not in text and "<run>" not in text
+    folder = RunFolder(tmp_path / "<run>")
+    folder.append_metrics(1, thin)
+    text = write_report(folder).read_text()
+    assert "Where the gradient comes from" in text and "fewer than two buckets" in text
+    assert "<b>" not in text and "<run>" not in text
 
 
 def test_a_chart_holds_all_its_points():
-    from ragen.report.charts import Line
-
-    text = gradients.xy_chart(
-        [Line("a", [(0.1, -2.0), (3.0, 7.5)]), Line("b", [(1.0, 0.0)])], "x", "y", (360, 220), "n"
-    )
+    text = xy_chart([Line("a", [(0.1, -2.0), (3.0, 7.5)]), Line("b", [(1.0, 0.0)])], "x", "y", (360, 220), "n")
     for x, y in re.findall(r"([\d.-]+),([\d.-]+)", " ".join(re.findall(r'points="([^"]+)"', text))):
         assert 0 <= float(x) <= 360 and 0 <= float(y) <= 220
     assert text.count("<title>") == 3

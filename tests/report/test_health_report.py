@@ -12,7 +12,7 @@ from made_up_runs import make_episode, make_turn
 from ragen.algo.filter import KEPT, OUTSIDE, Verdict, faint_share
 from ragen.cli.runs import columns_of
 from ragen.config.schema import Config
-from ragen.report.html import write_report
+from ragen.report.run_report import write_report
 from ragen.report.runs import read_run
 from ragen.report.verdict import verdict
 from ragen.rollout.summary import repeated_share, summarize

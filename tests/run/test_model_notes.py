@@ -31,18 +31,18 @@ def a_model_is_available(monkeypatch):
     monkeypatch.setattr(default_model, "choose", lambda environ: (default_model.QWEN, "for this test"))
 
 
-def trained(folder, *words, keep=False):
+def trained(folder, *overrides, keep=False):
     """A run with one checkpoint."""
     checkpoint = folder / "global_step_2"
-    RunFolder(folder).write_config(resolve(["sokoban", *words], environ={}).config)
+    RunFolder(folder).write_config(resolve(["sokoban", *overrides], environ={}).config)
     (checkpoint / "actor").mkdir(parents=True)
     (checkpoint / "actor/config.json").write_text("{}")
     manifest.write_manifest(checkpoint, manifest.Manifest(2, {"actor": ["model"]}, keep=keep))
     return checkpoint
 
 
-def notes(model, *words):
-    return prepare(["sokoban", f"model_path={model}", *words], environ={}).notes
+def notes(model, *overrides):
+    return prepare(["sokoban", f"model_path={model}", *overrides], environ={}).notes
 
 
 def added(note):
@@ -86,8 +86,8 @@ def test_several_games_bring_their_shares(tmp_path):
 
 
 def test_fine_tuning_trains_what_it_validates(tmp_path):
-    words = ["rl_or_sft=sft", "sft.training.base_model=pocket", f"sft.output_dir={tmp_path}", *TRAINED[:1], TAGS[1]]
-    RunFolder(tmp_path / "lora_weights").write_config(resolve(["sokoban", *words], environ={}).config)
+    overrides = ["rl_or_sft=sft", "sft.training.base_model=pocket", f"sft.output_dir={tmp_path}", *TRAINED[:1], TAGS[1]]
+    RunFolder(tmp_path / "lora_weights").write_config(resolve(["sokoban", *overrides], environ={}).config)
     model = tmp_path / "merged_model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -131,15 +131,15 @@ def test_the_folder_of_a_run_names_its_checkpoint(tmp_path):
 
 
 def test_layers_of_a_local_model_are_checked(tmp_path):
-    words = ["lora.rank=8", "lora.target_modules=[q_prj]"]
+    overrides = ["lora.rank=8", "lora.target_modules=[q_prj]"]
     for kind, is_known in (("qwen2", True), ("llama", True), ("gpt2", False)):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
         if is_known:
             with pytest.raises(ConfigError, match=r"did you mean q_proj\?") as caught:
-                notes(tmp_path, *words)
+                notes(tmp_path, *overrides)
             assert (caught.value.code, caught.value.key) == ("adapter-layers", "lora.target_modules")
         else:
-            assert notes(tmp_path, *words) == []
+            assert notes(tmp_path, *overrides) == []
 
 
 def test_these_are_the_layers():

@@ -20,8 +20,9 @@ from ragen.config import derive, unused_keys
 from ragen.distributed.workers import ALONE
 from ragen.errors import ConfigError, RunFailed
 from ragen.model.load import find_model, load_model
-from ragen.report.html import write_report
+from ragen.report.run_report import write_report
 from ragen.run import session
+from ragen.run.prepare import prepare
 from ragen.run.run_logger import NullLogger
 from ragen.run.session import Session
 from ragen.sft import train as sft_train
@@ -196,10 +197,9 @@ def test_the_merged_model_is_the_best_checkpoint(run):
 def test_the_folder_of_the_run_is_no_model_and_the_one_inside_is_named_once(run):
     for folder, inside in ((run.folder, f"global_step_{run.num_steps}"), (run.folder.parent, "merged_model")):
         with pytest.raises(ConfigError) as error:
-            config_of(f"sft.training.base_model={folder}")
-        assert str(error.value) == (
-            f"sft.training.base_model={folder}: this directory is not a model, but holds one: name {folder / inside}"
-        )
+            prepare(["sokoban", "rl_or_sft=sft", f"sft.training.base_model={folder}"], environ={})
+        assert (error.value.code, error.value.key) == ("not-a-model", "sft.training.base_model")
+        assert str(error.value).endswith(f"name {folder / inside}") and len(error.value.problems) == 1
 
 
 def test_reinforcement_learning_can_start_from_it(run, tmp_path):

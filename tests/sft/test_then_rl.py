@@ -377,21 +377,22 @@ def test_a_recipe_may_name_it(tmp_path):
 def test_two_models_are_refused(capsys, key):
     assert main(["train", "sokoban", "rl_or_sft=sft_then_rl", "sft.training.base_model=a/b", f"{key}=c/d"]) == 2
     said = capsys.readouterr().err
-    assert f"sft.training.base_model=a/b and {key}=c/d" in said and "name it once" in said
+    assert f"{key}=c/d" in said and "a/b" in said and "sft.training.base_model" in said
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("word", "code"),
     [
-        ("sft.training.num_gpus=2", "sft.training.num_gpus=2, but with rl_or_sft=sft_then_rl it is 1"),
-        ("sft.training.epochs=0", "sft.training.epochs=0: must be at least 1"),
-        ("ppo_mini_batch_size=9", "ppo_mini_batch_size=9 is larger than the batch"),
-        ("es_manager.val.env_configs.tags=[Bandit,FrozenLake]", "there is no fine-tuning data for bandit, frozen_lake"),
+        ("sft.training.num_gpus=2", "fine-tuning"),
+        ("sft.training.epochs=0", "range"),
+        ("ppo_mini_batch_size=9", "mini-batch"),
+        ("es_manager.val.env_configs.tags=[Bandit,FrozenLake]", "no-demonstrations"),
     ],
 )
-def test_both_halves_are_checked(word, message):
-    with pytest.raises(ConfigError, match=message):
+def test_both_halves_are_checked(word, code):
+    with pytest.raises(ConfigError) as caught:
         config_of(word)
+    assert caught.value.code == code
 
 
 def test_the_plan_shows_both_and_where_rl_starts(done, copied, capsys):
@@ -420,7 +421,7 @@ def test_the_plan_of_one_half(copied, capsys):
     assert "sft: training: 3 epochs" in tuning and "rl: " not in tuning and "training levels" not in tuning
     assert f"rl: starts from {SFT}/merged_model\n" in training and "sft: " not in training
     early = plan("sft.training.epochs=3", "--stage", "rl")
-    assert f"rl: starts from {SFT}-2/merged_model, which is not there yet: run --stage sft first\n" in early
+    assert f"rl: starts from {SFT}-2/merged_model, which does not exist yet: run --stage sft first\n" in early
 
 
 def test_without_its_merged_model_plan_and_run_go_elsewhere(copied, monkeypatch):

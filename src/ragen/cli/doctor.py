@@ -308,5 +308,5 @@ def _roughly(seconds: float) -> str:
 
 def _wrapped(start: str, text: str, width: int) -> list[str]:
     """The text after `start`, later lines indented below it."""
-    indents = {"initial_indent": start, "subsequent_indent": " " * len(start)}
-    return textwrap.wrap(text or "–", max(width, len(start) + 12), break_on_hyphens=False, **indents)
+    below, room = " " * len(start), max(width, len(start) + 12)
+    return textwrap.wrap(text or "–", room, initial_indent=start, subsequent_indent=below, break_on_hyphens=False)

@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
 
     folder = RunFolder(from_caller(options.folder, caller_folder()))
     if folder.metrics_path.exists():
-        from ragen.report.html import write_report
+        from ragen.report.run_report import write_report
 
         written = [write_report(folder)]
     else:

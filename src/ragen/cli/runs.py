@@ -18,11 +18,11 @@ from rich.text import Text
 from ragen.cli.parser import CommandParser
 from ragen.diagnose.checks import CHECKS
 from ragen.errors import ConfigError, did_you_mean, shown
+from ragen.format import sparkline
 from ragen.invocation_dir import caller_folder, from_caller
 from ragen.report import runs as on_disk
 from ragen.report.runs import ListedRun, difference, different_settings, value_text, values_of
 from ragen.report.verdict import PREFIX, validation_tags
-from ragen.run.console import sparkline
 from ragen.statistics import Difference
 from ragen.terminal import Screen, shortened, table
 

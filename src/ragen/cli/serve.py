@@ -4,6 +4,7 @@ Ctrl-C stops it.
 examples:
   ragen serve pocket
   ragen serve checkpoints/RAGEN/pocket-sokoban/global_step_150 --name mine
+  MODEL_KEY=… ragen serve pocket --host 0.0.0.0 --api-key-env MODEL_KEY
   ragen eval --api-base http://127.0.0.1:8000/v1 --api-model mine --env sokoban
 """
 
@@ -24,6 +25,10 @@ def parser() -> argparse.ArgumentParser:
         "--max-model-len", type=int, metavar="N", help="tokens of prompt and reply (default: the model's)"
     )
     made.add_argument("--name", help="model name that requests use (default: the model's own)")
+    made.add_argument("--api-key-env", metavar="VARIABLE", help="require the API key that this variable holds")
+    made.add_argument(
+        "--allowed-host", action="append", default=[], metavar="NAME", help="also answer requests to this host name"
+    )
     made.add_argument("--dry-run", action="store_true", help="print what would be served and stop")
     return made
 
@@ -35,4 +40,5 @@ def run(arguments: Sequence[str]) -> int:
     from ragen.serve import serve
 
     model = model_from(options.model, caller_folder())
-    return serve(model, options.host, options.port, options.max_model_len, options.name, options.dry_run)
+    access = {"api_key_env": options.api_key_env, "allowed_hosts": options.allowed_host}
+    return serve(model, options.host, options.port, options.max_model_len, options.name, options.dry_run, **access)

@@ -115,7 +115,7 @@ def _apply_v1_defaults(tree: TracedTree, environment: str) -> None:
 
 
 def _apply(tree: TracedTree, items: Iterable[Typed], environment: str | None) -> dict[str, Typed]:
-    """Set what was typed in one place, and return tree key -> the item that set it.
+    """Set what the variables or the command line say, and return tree key -> the item that set it.
 
     Two keys that set one thing to different values are an error, in any order.
     """

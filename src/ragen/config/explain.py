@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from ragen.config import derive
-from ragen.config.baseline_budget import MAX_LEVELS, baselines_within_budget
 from ragen.config.compose import Resolved
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict
+from ragen.env.baseline_budget import MAX_LEVELS, baselines_within_budget
 from ragen.env.registry import make
 from ragen.env.solve import overlap
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
-    """A test of a value that is not null, and the rule in words."""
+    """A test of a value that is not null, and the rule for a message."""
 
     holds: Callable[[Any], bool]
     text: str
@@ -29,7 +29,7 @@ def within(at_least: float | None = None, above: float | None = None, at_most: f
     bounds = [bound for bound in bounds if bound[0] is not None]
     if not bounds:
         return None
-    text = " and ".join(words for *_, words in bounds)
+    text = " and ".join(bound[2] for bound in bounds)
     return Range(lambda value: all(compare(value, limit) for limit, compare, _ in bounds), f"must be {text}")
 
 

@@ -307,7 +307,7 @@ class CollapseDetection:
     micro_batch_size: int = key(128, at_least=1, changes_only=MEMORY)
     first_turn_enabled: bool = True
     multi_turn_enabled: bool = True
-    num_samples: int | str = key(64, ranges.COUNT_OR_ALL)  # or the word all
+    num_samples: int | str = key(64, ranges.COUNT_OR_ALL)  # or all
     std_eps: float = key(1e-3, at_least=0)
     ema_decay: float = key(0.9, at_least=0, at_most=1)
 
@@ -369,7 +369,7 @@ class CtxManager:
 
 @dataclass
 class GenerationsToLog:
-    val: int = key(20, no_effect="the run folder and its report hold every episode of every validation")
+    val: int = key(20, no_effect="the run directory and its report hold every episode of every validation")
 
 
 @dataclass
@@ -379,7 +379,7 @@ class Trainer:
     default_local_dir: str = key(
         "checkpoints/${trainer.project_name}/${trainer.experiment_name}", NOT_EMPTY, changes_only=LOCATION
     )
-    default_hdfs_dir: str | None = key(None, no_effect="runs are written to local folders")
+    default_hdfs_dir: str | None = key(None, no_effect="runs are written to local directories")
     local_log_dir: str = key("results/", no_effect="a run writes everything into trainer.default_local_dir")
     logger: list[str] = key(["console", "wandb"], choices=LOGGERS, changes_only=LOGGING)
     total_training_steps: int = key(200, at_least=1, changes_only=BUDGET)
@@ -462,7 +462,7 @@ class SftTraining:
     target_modules: str | list[str] = "all-linear"
     enable_gradient_checkpointing: bool = key(False, changes_only=MEMORY)
     num_gpus: int = key(1, at_least=1, changes_only=DEVICES)
-    hdfs_dir: str | None = key(None, no_effect="runs are written to local folders")
+    hdfs_dir: str | None = key(None, no_effect="runs are written to local directories")
 
 
 @dataclass

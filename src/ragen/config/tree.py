@@ -62,7 +62,7 @@ def build(cls: type, tree: dict[str, Any], prefix: str = "") -> Any:
     specs = {spec.name: spec for spec in fields(cls)}
     for name in tree:
         if name not in specs:
-            near = did_you_mean(str(name), specs, prefix)
+            near = did_you_mean(str(name), specs, prefix) or f"; there are {', '.join(specs)}"
             raise ConfigError(f"unknown key {prefix}{name}{near}", key=f"{prefix}{name}", code="unknown-key")
     values = {}
     for name, spec in specs.items():

@@ -77,7 +77,7 @@ ENVIRONMENTS = {
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 NEVER_WIRED = "v1 declared this key and never used it"
-IN_RUN_FOLDER = "episodes are kept in the run folder"
+IN_RUN_DIRECTORY = "episodes are kept in the run directory"
 
 
 def _or(number: int) -> Callable[[int | None], int]:
@@ -127,10 +127,10 @@ KEYS = {
     "optimization.adv_estimator": Key(str, "grpo", ("algorithm.adv_estimator",)),
     "optimization.gpu_memory_utilization": Key(float, 0.4, (f"{ROLLOUT}.gpu_memory_utilization",)),
     "logging.mode": Key(list[str], ["wandb"], ("trainer.logger",)),
-    "logging.log_images": Key(bool, True, no_effect=IN_RUN_FOLDER),
-    "logging.log_image_dir": Key(str, "log/trajectory", no_effect=IN_RUN_FOLDER),
-    "logging.log_image_step_size": Key(int, 4, no_effect=IN_RUN_FOLDER),
-    "logging.log_n_image_per_batch": Key(int, 32, no_effect=IN_RUN_FOLDER),
+    "logging.log_images": Key(bool, True, no_effect=IN_RUN_DIRECTORY),
+    "logging.log_image_dir": Key(str, "log/trajectory", no_effect=IN_RUN_DIRECTORY),
+    "logging.log_image_step_size": Key(int, 4, no_effect=IN_RUN_DIRECTORY),
+    "logging.log_n_image_per_batch": Key(int, 32, no_effect=IN_RUN_DIRECTORY),
     "trainer.val_before_train": Key(bool, False, ("trainer.val_before_train",)),
     "trainer.val_only": Key(bool, False, ("trainer.val_only",)),
     "trainer.default_hdfs_dir": Key(str | None, None, ("trainer.default_hdfs_dir",)),

@@ -3,29 +3,27 @@
     engine = ServerEngine(Client("http://127.0.0.1:8000/v1", key), "pocket", max_prompt_tokens=3200)
     engine.run(conversations, sampling)
 
-A server gives no token ids. `CharacterChat` stands in for a tokenizer: a character is a token, and the roles are four
-tokens that no text holds. So the window modes, the forced opening and the parsing are those of every other engine, and
-a prompt's tokens are read back as messages.
+A server gives no token ids, so `CharacterChat` stands in for a tokenizer: a character is a token, and the roles are
+tokens that no text contains. Window modes, forced opening and parsing then work as with every other engine, and the
+tokens of a prompt are read back as messages.
 
-The forced opening of a reply goes out as a trailing assistant message (prefill), with the two fields by which servers
-continue it. One that refuses or ignores them gets none from then on, and a reply that repeats the opening loses it.
-What it has once answered with, only a refusal that names it takes away.
-In the same way `</answer>` is sent as a stop text only together with the field that keeps it in the reply; where that
-is not heeded, the reply is cut there when it has arrived.
+The forced opening of a reply is sent as a trailing assistant message (prefill), with the two fields by which servers
+continue it. `</answer>` is sent as a stop text together with the field that keeps it in the reply. A server that
+refuses or ignores one of these no longer gets it: a repeated opening is removed from its replies, and they are cut at
+the stop text. Once a server has answered with it, only a refusal that names it takes it away.
 """
 
+import asyncio
 import math
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from ragen.agent.parse import TAGS
 from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
 from ragen.errors import ConfigError
-from ragen.evaluate.client import WRONG_KEY, BudgetSpent, Client, Passing, Refused, Stopped, Unanswered
+from ragen.evaluate.client import WRONG_KEY, BudgetSpent, Client, Refused, TransientError, Unanswered, run_async
 
 LAST_CHARACTER = 0x10FFFF
 SYSTEM, USER, ASSISTANT, END, CUT = range(LAST_CHARACTER + 1, LAST_CHARACTER + 6)
@@ -38,13 +36,14 @@ PREFILL_WORDS = (*PREFILL_FIELDS, "prefill", "assistant", "last message", "final
 STOP_WORDS = tuple(STOP_FIELDS)
 
 Features = tuple[bool, bool, str]  # prefill, stop text, the name of the limit of tokens
-CUT_OFF = ("length", "max_tokens")  # reasons of an end, as servers name them; those named nowhere here are a normal one
+CUT_OFF = ("length", "max_tokens")  # why a reply ended, as servers name it; other names are a normal end
 NO_REPLY = ("content_filter", "tool_calls", "function_call")
 BROKEN_OFF = ("error", "abort")
 
 TOO_LONG = ("context_length_exceeded", "context length", "context size", "too many tokens")
-SERVER_LIMIT = re.compile(r"context(?: length| size)?(?: is| of)? \(?(\d+)")  # as servers say it when they refuse
+SERVER_LIMIT = re.compile(r"context(?: length| size)?(?: is| of)? \(?(\d+)")  # in a refusal
 CHARACTERS_A_TOKEN = 3  # where a server does not count: rather too many tokens than too few
+MAX_COUNT_DIGITS = 12  # a longer count is nonsense
 
 
 # --- an answer ----------------------------------------------------------------------------------------------------
@@ -52,27 +51,27 @@ CHARACTERS_A_TOKEN = 3  # where a server does not count: rather too many tokens 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is used of a server's answer. Tokens are None where it does not count them."""
+    """What is used of a server's answer. Counts are None where the server gives none."""
 
     text: str
     reason: str | None  # why it ended
-    stopped_at: str | None  # the stop text that it ended with
-    tells_stop: bool  # whether the server says at all which one it was
+    stopped_at: str | None  # the stop text that ended it
+    tells_stop: bool  # whether the server says which stop text it was
     num_prompt_tokens: int | None
     num_reply_tokens: int | None
     num_tokens: int | None
 
 
 def read_answer(answer: Mapping[str, Any]) -> Answer:
-    """Raises `Passing` where it is none that can be read."""
+    """Raises `TransientError` where it cannot be read."""
     choices = answer.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
+    choice: Any = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(message, dict):
-        raise Passing("an answer without a message")
+        raise TransientError("the answer has no message")
     text, reason = _text(message.get("content")), choice.get("finish_reason")
     if reason in BROKEN_OFF or (reason is None and not text):
-        raise Passing(f"a reply that ended by {reason}")
+        raise TransientError(f"a reply that ended by {reason}")
     usage = answer.get("usage")
     names = ("prompt_tokens", "completion_tokens", "total_tokens")
     counts = [_count(usage.get(name)) if isinstance(usage, dict) else None for name in names]
@@ -85,12 +84,13 @@ def _text(content: Any) -> str:
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         return "".join(text for text in texts if isinstance(text, str))
     if content is not None and not isinstance(content, str):
-        raise Passing("an answer whose content is no text")
+        raise TransientError("the content of the answer is not text")
     return content or ""
 
 
 def _count(value: Any) -> int | None:
-    return int(text) if (text := str(value)).isdecimal() else None
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) <= MAX_COUNT_DIGITS else None
 
 
 # --- a chat as characters -----------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class CharacterTokenizer:
 
 
 class CharacterChat:
-    """What `agent.template.ChatTemplate` is for a model with a tokenizer."""
+    """Does for a server what `agent.template.ChatTemplate` does for a model with a tokenizer."""
 
     end_of_turn_id = END
     special_tokens: tuple[str, ...] = ()
@@ -142,36 +142,31 @@ class ServedConversation(Conversation, Protocol):
     """A conversation that can also end without a reply."""
 
     def fail(self, reason: str) -> None:
-        """It could not be carried to its end."""
+        """It cannot be completed."""
 
     def cut(self) -> None:
         """The last prompt was longer than the context allows."""
 
     def count(self, num_tokens: int | None) -> None:
-        """How many tokens the reply has that is handed over next, as the server counts."""
+        """The number of tokens of the next reply, as the server counts."""
 
 
 class ServerEngine:
-    """Carries conversations in so many threads; each waits for its own replies."""
+    """Runs `concurrency` conversations at a time, each an asyncio task."""
 
     def __init__(self, client: Client, model: str, max_prompt_tokens: int, concurrency: int = 16, prefill: bool = True):
         self.client, self.model = client, model
         self.max_prompt_tokens, self.concurrency = max_prompt_tokens, concurrency
         self.prefill, self.stops, self.limit_name = prefill, True, "max_tokens"
-        self.was_refused: list[str] = []  # what the server would not do, in words
+        self.was_refused: list[str] = []  # features that the server does not have
         self.num_left = 0  # conversations that the budget did not allow
-        self.has_played = False  # whether there are episodes already that the server has carried to their end
+        self.has_played = False  # whether this server has completed episodes before
         self._has_answered = self._heeds_prefill = self._heeds_stops = False
-        self._lock = threading.Lock()
 
     def learn_from(self, other: "ServerEngine") -> None:
-        """What the server is known to do and not to do."""
-        self.prefill, self.stops, self.limit_name = other.prefill, other.stops, other.limit_name
-        self._has_answered, self._heeds_prefill, self._heeds_stops = (
-            other._has_answered,
-            other._heeds_prefill,
-            other._heeds_stops,
-        )
+        """Take over what is known about the server."""
+        for name in ("prefill", "stops", "limit_name", "_has_answered", "_heeds_prefill", "_heeds_stops"):
+            setattr(self, name, getattr(other, name))
 
     def run(
         self,
@@ -179,55 +174,38 @@ class ServerEngine:
         sampling: Sampling,
         on_finished: Callable[[int], None] = lambda count: None,
     ) -> None:
-        waiting: SimpleQueue[ServedConversation] = SimpleQueue()
-        for conversation in conversations:
-            waiting.put(conversation)
-        ended: SimpleQueue[BaseException | None] = SimpleQueue()
-        self.client.stopping.clear()
-        threads = [
-            threading.Thread(target=self._work, args=(waiting, ended, sampling), daemon=True)
-            for _ in range(min(self.concurrency, len(conversations)))
-        ]
+        async def run_all() -> None:
+            slots = asyncio.Semaphore(self.concurrency)
+
+            async def run_one(conversation: ServedConversation) -> None:
+                async with slots:
+                    try:
+                        await self._carry(conversation, sampling)
+                        on_finished(1)
+                    except BudgetSpent:
+                        self.num_left += 1
+
+            async with asyncio.TaskGroup() as tasks:
+                for conversation in conversations:
+                    tasks.create_task(run_one(conversation))
+
         try:
-            for thread in threads:
-                thread.start()
-            for _ in range(len(conversations)):
-                trouble = ended.get()
-                if isinstance(trouble, BudgetSpent):
-                    self.num_left += 1
-                elif trouble is not None:
-                    raise trouble
-                else:
-                    on_finished(1)
-        finally:
-            self.client.stopping.set()
+            run_async(run_all())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
-    def _work(self, waiting: SimpleQueue, ended: SimpleQueue, sampling: Sampling) -> None:
-        while True:
-            try:
-                conversation = waiting.get_nowait()
-            except Empty:
-                return
-            try:
-                self._carry(conversation, sampling)
-                ended.put(None)
-            except Stopped:
-                return
-            except BaseException as error:  # the main thread decides what becomes of it
-                ended.put(error)
-
-    def _carry(self, conversation: ServedConversation, sampling: Sampling) -> None:
+    async def _carry(self, conversation: ServedConversation, sampling: Sampling) -> None:
         held: list[int] = []
-        num_known = 0  # tokens that the next prompt has at least
+        num_known = 0  # the next prompt has at least this many tokens
         while (prompt := conversation.prompt()) is not None:
             held = [*held, *prompt.ids] if prompt.continues else list(prompt.ids)
             num_known = num_known if prompt.continues else 0
             try:
-                answer = self._ask(held, prompt, sampling)
+                answer = await self._ask(held, prompt, sampling)
             except Unanswered as error:
                 return conversation.fail(str(error))
             except Refused as error:
-                if any(words in str(error).lower() for words in TOO_LONG):
+                if any(phrase in str(error).lower() for phrase in TOO_LONG):
                     return self._end_too_long(conversation, str(error), num_known, sampling)
                 self._stop_if_hopeless(error)
                 return conversation.fail(str(error))
@@ -243,8 +221,8 @@ class ServerEngine:
         return None
 
     def _end_too_long(self, conversation: ServedConversation, said: str, num_known: int, sampling: Sampling) -> None:
-        """A prompt beyond our own limit is the end of an episode. One that only the server has no room for is none: it
-        would hit every long episode, and those alone, so that what is left is no fair sample of the levels."""
+        """A prompt beyond our own limit ends the episode. A lower limit of the server is a wrong setting: it would
+        drop the long episodes alone, and the rest is not a fair sample of the levels."""
         ours = self.max_prompt_tokens + sampling.max_tokens
         found = SERVER_LIMIT.search(said.lower())
         if num_known > self.max_prompt_tokens or (found and int(found[1]) >= ours):
@@ -252,30 +230,30 @@ class ServerEngine:
         size = f"has a context of {found[1]} tokens" if found else f"has too little context ({said})"
         raise ConfigError(
             f"{self.client.base} {size}, and an episode may take {ours} (actor_rollout_ref.rollout.max_model_len): "
-            f"start the server with {ours} or more (`ragen serve --max-model-len {ours}`), or let episodes end earlier "
+            f"start the server with {ours} or more (`ragen serve --max-model-len {ours}`), or end episodes earlier "
             f"with actor_rollout_ref.rollout.max_model_len={found[1] if found else 'N'}"
         )
 
     def _stop_if_hopeless(self, error: Refused) -> None:
-        """What no other conversation would be spared either."""
+        """Raise what every other conversation would meet too."""
         if error.status in WRONG_KEY:
             raise ConfigError(f"{self.client.base} refuses the key: {error}; see --api-key-env") from error
         if error.status == 404 or not (self._has_answered or self.has_played):
             raise ConfigError(f"{self.client.base} refuses the request for model {self.model}: {error}") from error
 
-    def _ask(self, held: Sequence[int], prompt: Prompt, sampling: Sampling) -> Answer:
-        """The server's answer; what it refuses for good is left out from then on."""
+    async def _ask(self, held: Sequence[int], prompt: Prompt, sampling: Sampling) -> Answer:
+        """The server's answer. A feature that it refuses is not sent again."""
         opening, guesses = messages_of(held)[-1]["content"], False
         while True:
             features = (False, False, self.limit_name) if guesses else self._features
             body = self._body(held, prompt, sampling, features)
             try:
-                answer = self.client.post("/chat/completions", body, read_answer)
+                answer = await self.client.post("/chat/completions", body, read_answer)
             except Refused as error:
                 guesses = self._guesses_after(error, features, guesses)
                 continue
             guesses = False
-            self.client.budget.spend(num_tokens(body["messages"], answer))
+            self.client.budget.num_tokens += num_tokens(body["messages"], answer)
             self._keep_to(features)
             if not self._was_ignored(answer, opening, sampling, features):
                 return answer
@@ -304,29 +282,27 @@ class ServerEngine:
         return body
 
     def _guesses_after(self, error: Refused, tried: Features, guessed: bool) -> bool:
-        """Give up what the message names. Whether to try without all that not every server knows, for it names none of
-        that; the error is raised where it cannot be the reason."""
-        said = str(error).lower()
-        if error.status not in (400, 422) or any(words in said for words in TOO_LONG):
+        """Drop the features that the message names. If it names none, whether to try without any of them; raises the
+        error where they cannot be the reason."""
+        text = str(error).lower()
+        if error.status not in (400, 422) or any(phrase in text for phrase in TOO_LONG):
             raise error
-        names = [tried[0] and any(word in said for word in PREFILL_WORDS)]
-        names += [tried[1] and any(word in said for word in STOP_WORDS)]
-        names += [tried[2] == "max_tokens" and "max_completion_tokens" in said]
-        with self._lock:
-            if any(names):
-                self._drop(names[0], names[1])
-                self.limit_name = "max_completion_tokens" if names[2] else self.limit_name
-                return guessed
-            if guessed or not any(tried[:2]) or (self._has_answered and tried == self._features):
-                raise error
-            return not self._has_answered  # or else another thread has found out
+        refuses_prefill = tried[0] and any(word in text for word in PREFILL_WORDS)
+        refuses_stops = tried[1] and any(word in text for word in STOP_WORDS)
+        refuses_limit = tried[2] == "max_tokens" and "max_completion_tokens" in text
+        if refuses_prefill or refuses_stops or refuses_limit:
+            self._drop(refuses_prefill, refuses_stops)
+            self.limit_name = "max_completion_tokens" if refuses_limit else self.limit_name
+            return guessed
+        if guessed or not any(tried[:2]) or (self._has_answered and tried == self._features):
+            raise error
+        return not self._has_answered  # else another conversation has found out
 
     def _keep_to(self, answered: Features) -> None:
-        """What the first answer came without was refused."""
-        with self._lock:
-            if not self._has_answered:
-                self._has_answered = True
-                self._drop(not answered[0], not answered[1])
+        """The server refuses what its first answer came without."""
+        if not self._has_answered:
+            self._has_answered = True
+            self._drop(not answered[0], not answered[1])
 
     def _drop(self, prefill: bool, stops: bool) -> None:
         self.was_refused += ["prefill"] * (self.prefill and prefill) + ["stop text"] * (self.stops and stops)
@@ -334,25 +310,23 @@ class ServerEngine:
         self.stops &= not stops
 
     def _was_ignored(self, answer: Answer, opening: str, sampling: Sampling, tried: Features) -> bool:
-        """Whether the server takes a field and does not heed it, as its first replies show; it is then asked again.
+        """Whether the server accepts a feature and ignores it, as its first replies show; then the request is repeated.
 
-        A reply that begins with the opening was not continued; an empty one tells nothing. One that ends inside its
-        answer has lost the stop text, unless the server tells why it stopped: then the model itself ended there.
+        A reply that begins with the opening did not continue it; an empty one shows nothing. A reply that ends inside
+        its answer has lost the stop text, unless the server says why it stopped: then the model itself ended there.
         """
-        text = answer.text
-        with self._lock:
-            if tried[:2] != (self.prefill, self.stops):
-                return True  # another thread has found out
-            ignored = []
-            if self.prefill and text.strip() and not self._heeds_prefill:
-                self._heeds_prefill = not text.lstrip().startswith(opening)
-                ignored += [] if self._heeds_prefill else ["prefill"]
-            if self.stops and sampling.stop_at_answer and not self._heeds_stops:
-                self._heeds_stops = ANSWER_END in text or answer.tells_stop
-                is_open = ANSWER_START in opening + text and answer.reason not in (*CUT_OFF, *NO_REPLY)
-                ignored += ["stop text"] if is_open and not self._heeds_stops else []
-            self._drop("prefill" in ignored, "stop text" in ignored)
-            return bool(ignored)
+        if tried[:2] != (self.prefill, self.stops):
+            return True  # another conversation has found out
+        ignores_prefill = ignores_stops = False
+        if self.prefill and answer.text.strip() and not self._heeds_prefill:
+            ignores_prefill = answer.text.lstrip().startswith(opening)
+            self._heeds_prefill = not ignores_prefill
+        if self.stops and sampling.stop_at_answer and not self._heeds_stops:
+            self._heeds_stops = ANSWER_END in answer.text or answer.tells_stop
+            is_open = ANSWER_START in opening + answer.text and answer.reason not in (*CUT_OFF, *NO_REPLY)
+            ignores_stops = is_open and not self._heeds_stops
+        self._drop(ignores_prefill, ignores_stops)
+        return ignores_prefill or ignores_stops
 
     def _reply(self, answer: Answer, opening: str, sampling: Sampling) -> Sampled:
         """The reply as characters, and why it ended."""
@@ -364,13 +338,12 @@ class ServerEngine:
             stopped_by = "answer"
             if answer.stopped_at != ANSWER_END:
                 text = text[: text.index(ANSWER_END) + len(ANSWER_END)]
-        ids = [*map(ord, text)] + [END] * (stopped_by == "end_of_turn")
-        ids = ids or [CUT]
+        ids = [*map(ord, text)] + [END] * (stopped_by == "end_of_turn") or [CUT]
         return Sampled(tuple(ids), (0.0,) * len(ids), stopped_by)
 
 
 def num_tokens(messages: Sequence[Mapping[str, str]], answer: Answer) -> int:
-    """Of prompt and reply, as the server counts; from the length of the texts where it does not."""
+    """Of prompt and reply, as the server counts, or estimated from the length of the texts."""
     if answer.num_tokens:
         return answer.num_tokens
     texts = [*(message["content"] for message in messages), answer.text]

@@ -1,51 +1,56 @@
-"""Requests to an OpenAI-compatible server that survive what passes, within a budget.
+"""Requests to an OpenAI-compatible server, with retries, a deadline for each and a budget for all.
 
 client = Client("http://127.0.0.1:8000/v1", key, budget=Budget(max_requests=1000))
-client.post("chat/completions", {…})
+answer = run_async(client.post("/chat/completions", {…}))
+
+All requests share one event loop: in asyncio a deadline covers a whole request, however its bytes arrive.
 """
 
+import asyncio
 import email.utils
+import functools
 import json
+import math
 import random
-import socket
 import ssl
 import threading
 import time
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from http.client import HTTPException, HTTPResponse
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ragen.errors import ConfigError, RunFailed
 
+if TYPE_CHECKING:
+    import httpx
+
 RETRIED = {408, 409, 425, 429, 500, 502, 503, 504, 529}
-AWAY = {429, 502, 503, 504, 529}  # what is said for a server that is not there, or has no time for anybody
+AWAY = {429, 502, 503, 504, 529}  # the server is not there, or has no time for anybody
 WRONG_KEY = {401, 403}
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
-NOT_SENT = (ConnectionRefusedError, socket.gaierror)
-TELL_EVERY = 60.0  # seconds between two lines about the same trouble
-CHUNK = 1 << 16
+NOTE_EVERY_S = 60.0  # between two notes about the same kind of trouble
+MAX_ANSWER_BYTES = 8 << 20
+SHORTEST_SECRET = 8  # a shorter key is a placeholder such as EMPTY, which a reply may well contain
 
 
 def plain(text: str) -> str:
-    """What a server says as one line, without what a terminal or a table would take for its own."""
+    """A server's text as one line without control characters."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 class Refused(RunFailed):
-    """The server will not do this, however often it is asked."""
+    """The server rejects this request, and would do so again."""
 
     def __init__(self, status: int, text: str):
         super().__init__(plain(text))
         self.status = status
 
 
-class Passing(Exception):
-    """An error that may be gone the next time. `is_there`: it came from the server itself."""
+class TransientError(Exception):
+    """May be gone at the next attempt. `is_there`: it came from the server itself."""
 
-    def __init__(self, text: str, is_there: bool = True, retry_after: float | None = None):
+    def __init__(self, text: str, is_there: bool = True, retry_after: float = 0.0):
         super().__init__(plain(text))
         self.is_there, self.retry_after = is_there, retry_after
 
@@ -55,56 +60,37 @@ class Unanswered(RunFailed):
 
 
 class ServerGone(RunFailed):
-    """The server could not be reached within the patience, by any request."""
+    """No request reached the server within the patience."""
 
 
 class BudgetSpent(RunFailed):
-    """The requests or tokens that were allowed are used up."""
-
-
-class Stopped(RunFailed):
-    """The evaluation is being stopped."""
+    """The allowed requests or tokens are used up."""
 
 
 @dataclass
 class Budget:
-    """What may be used, and what was; None is no limit. One for all models of a call.
+    """What may be used and what was used; None is no limit. One for all models of a call.
 
-    A request is taken before it is sent, and so is each of its repetitions; only one that found no server to go to is
-    given back. Tokens are known when an answer is there: those under way by then may go beyond the limit.
+    Every attempt counts before it is sent; one that could not connect is given back. Tokens are known only with the
+    answer, so requests under way can exceed that limit.
     """
 
     max_requests: int | None = None
     max_tokens: int | None = None  # of prompts and replies
     num_requests: int = 0
     num_tokens: int = 0
-    lock: Any = field(default_factory=threading.Lock, repr=False)
 
     def take(self) -> None:
-        """One request more. Raises `BudgetSpent`."""
-        with self.lock:
-            self._check()
-            self.num_requests += 1
-
-    def give_back(self) -> None:
-        with self.lock:
-            self.num_requests -= 1
-
-    def spend(self, tokens: int) -> None:
-        with self.lock:
-            self.num_tokens += tokens
-
-    def _check(self) -> None:
-        for used, limit, what in (
-            (self.num_requests, self.max_requests, "requests"),
-            (self.num_tokens, self.max_tokens, "tokens"),
-        ):
-            if limit is not None and used >= limit:
+        """Count one more request. Raises `BudgetSpent`."""
+        used = ((self.num_requests, self.max_requests, "requests"), (self.num_tokens, self.max_tokens, "tokens"))
+        for count, limit, what in used:
+            if limit is not None and count >= limit:
                 raise BudgetSpent(f"{limit} {what} are used up")
+        self.num_requests += 1
 
 
 class Client:
-    """Posts JSON, and does so again after errors that pass: with growing, jittered pauses, or as long as told to."""
+    """Posts JSON, again after transient errors: with growing, jittered pauses, or as long as the server asks for."""
 
     def __init__(
         self,
@@ -120,154 +106,184 @@ class Client:
         self.patience_s, self.timeout_s = patience_s, timeout_s
         self.budget = Budget() if budget is None else budget
         self.note, self.jitter = note, jitter
-        self.stopping = threading.Event()
-        self.num_retries = 0
-        self._lock = threading.Lock()
+        self.sleep = asyncio.sleep
         self._outage: float | None = None  # since when nothing was answered
-        self._told_of: float | None = None  # the outage that was told last
-        self._told: dict[str, float] = {}  # kind of trouble -> when it was told
-        self._opener = _opener(self.base)
+        self._noted_outage: float | None = None
+        self._noted: dict[str, float] = {}  # kind of trouble -> time of the last note
+        self._http = _http_client(self.base, key)
 
-    def post(
+    async def post(
         self, path: str, body: Mapping[str, Any], read: Callable[[dict[str, Any]], Any] = lambda answer: answer
     ) -> Any:
-        """The answer, as `read` makes it of the JSON; where that raises `Passing`, it is asked for again.
+        """`read(answer)` of the JSON answer; where `read` raises `TransientError`, the request is sent again.
 
-        Raises `Refused`, `Unanswered`, `ServerGone`, `BudgetSpent`, `Stopped` or `ConfigError`.
+        Raises `Refused`, `Unanswered`, `ServerGone`, `BudgetSpent` or `ConfigError`.
         """
-        first_failure, attempt = None, 0
-        while True:
-            if self.stopping.is_set():
-                raise Stopped("stopped")
-            self.budget.take()
-            try:
-                answer = read(self._once(path, body))
-            except Passing as trouble:
-                now = time.monotonic()
-                first_failure = now if first_failure is None else first_failure
-                with self._lock:
-                    self._outage = outage = now if self._outage is None else self._outage
-                pause = max(self._pause(attempt), trouble.retry_after or 0.0)
-                # An error that stays is waited for once, and not once by every episode.
-                since = min(first_failure, outage) if trouble.is_there else first_failure
-                if now + pause > since + self.patience_s:
-                    is_gone = outage <= first_failure and not trouble.is_there
-                    raise (ServerGone if is_gone else Unanswered)(self._given_up(trouble)) from None
-                self._tell(trouble, outage, now)
-                attempt += 1
-                self.num_retries += 1
-                if self.stopping.wait(pause):
-                    raise Stopped("stopped") from None
-                continue
-            with self._lock:
-                self._outage = None
-            return answer
+        import tenacity
 
-    def _given_up(self, trouble: Passing) -> str:
-        asked = trouble.retry_after or 0.0
-        why = f"tried for {self.patience_s:g} s"
-        if asked > self.patience_s:
-            why = f"the server asks to wait {asked:.0f} s, which is beyond --patience {self.patience_s:g}"
-        return f"{self.base}: {trouble} ({why})"
+        first_failure = math.inf
 
-    def _pause(self, attempt: int) -> float:
-        """Half of it is certain, half of it is chance: clients that failed together do not come back together."""
-        return min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt) * (0.5 + 0.5 * self.jitter())
+        def wait(state: Any) -> float:
+            return self._pause(state.attempt_number - 1, state.outcome.exception().retry_after)
 
-    def _tell(self, trouble: Passing, outage: float, now: float) -> None:
-        """One line an outage, not one a request; and of the same kind no more than one a minute."""
-        kind = str(trouble).partition(":")[0]
-        with self._lock:
-            if outage == self._told_of or now - self._told.get(kind, -TELL_EVERY) < TELL_EVERY:
-                return
-            self._told_of, self._told[kind] = outage, now
-        self.note(f"{self.base}: {trouble}; waiting, for up to {self.patience_s:g} s")
+        def stop(state: Any) -> bool:
+            nonlocal first_failure
+            now = time.monotonic()
+            first_failure = min(first_failure, now)
+            return self._is_over(state.outcome.exception(), first_failure, now, state.upcoming_sleep)
 
-    def _once(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json", "User-Agent": "ragen"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
-        request = urllib.request.Request(self.base + path, json.dumps(body).encode(), headers)
-        deadline = time.monotonic() + self.timeout_s
-        try:
-            with self._opener.open(request, timeout=self.timeout_s) as response:
-                content = _content(response, deadline)
-        except (HTTPException, OSError) as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, NOT_SENT):
-                self.budget.give_back()
-            if isinstance(reason, ssl.SSLCertVerificationError) or "WRONG_VERSION_NUMBER" in str(reason):
-                raise ConfigError(f"--api-base {self.base}: {plain(str(reason))}") from None
-            raise Passing(f"no connection: {reason or type(error).__name__}", is_there=False) from None
-        if 300 <= response.status < 400:
-            there = plain(response.headers.get("Location", "elsewhere")).removesuffix(path)
-            raise ConfigError(f"{self.base} points to {there}: name that with --api-base, if it may have the key")
-        if response.status >= 400:
-            raise _of_status(response, content)
-        try:
-            answer = json.loads(content)
-        except (ValueError, RecursionError):
-            raise Passing("an answer that is no JSON") from None
-        if not isinstance(answer, dict):
-            raise Passing("an answer that is no JSON object")
-        if answer.get("error"):
-            raise Passing(f"an error in place of an answer: {_error_text(content)}")
+        attempts = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(TransientError),
+            wait=wait,
+            stop=stop,
+            sleep=self.sleep,
+        )
+        answer: Any = await attempts(self._attempt, path, json.dumps(body).encode(), read)
+        self._outage = None
         return answer
 
+    def _pause(self, attempt: int, retry_after: float = 0.0) -> float:
+        """Half of it is random: clients that failed together do not return together."""
+        return max(min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt) * (0.5 + 0.5 * self.jitter()), retry_after)
 
-def _content(response: HTTPResponse, deadline: float) -> bytes:
-    """All of it: a timeout of sockets is one of silence, however long the rest takes."""
-    parts = []
-    while part := response.read1(CHUNK):
-        if time.monotonic() > deadline:
-            raise TimeoutError("timed out")
-        parts.append(part)
-    return b"".join(parts)
+    def _is_over(self, trouble: TransientError, first_failure: float, now: float, pause: float) -> bool:
+        """False, or raises where the next attempt would be beyond the patience."""
+        self._outage = outage = now if self._outage is None else self._outage
+        # An error that stays is waited for once, not once by every episode.
+        since = min(first_failure, outage) if trouble.is_there else first_failure
+        if now + pause <= since + self.patience_s:
+            self._note(trouble, outage, now)
+            return False
+        why = f"tried for {self.patience_s:g} s"
+        if trouble.retry_after > self.patience_s:
+            why = f"the server asks to wait {trouble.retry_after:.0f} s, which is beyond --patience {self.patience_s:g}"
+        is_gone = outage <= first_failure and not trouble.is_there
+        raise (ServerGone if is_gone else Unanswered)(f"{self.base}: {trouble} ({why})")
+
+    def _note(self, trouble: TransientError, outage: float, now: float) -> None:
+        """One note for each outage, not for each request; and at most one a minute of the same kind."""
+        kind = str(trouble).partition(":")[0]
+        if outage != self._noted_outage and now - self._noted.get(kind, -NOTE_EVERY_S) >= NOTE_EVERY_S:
+            self._noted_outage, self._noted[kind] = outage, now
+            self.note(f"{self.base}: {trouble}; retrying for up to {self.patience_s:g} s")
+
+    # --- one attempt --------------------------------------------------------------------------------------------
+
+    async def _attempt(self, path: str, content: bytes, read: Callable[[dict[str, Any]], Any]) -> Any:
+        self.budget.take()
+        response, content = await self._send(path, content)
+        if 300 <= response.status_code < 400:
+            target = self._hide_key(plain(response.headers.get("Location", "elsewhere"))).removesuffix(path)
+            raise ConfigError(f"{self.base} redirects to {target}: pass that as --api-base if it may have the key")
+        try:
+            answer = self._hide_key(json.loads(content, parse_int=_parse_int))
+        except (ValueError, RecursionError):
+            answer = self._hide_key(plain(content.decode(errors="replace")))
+        if response.status_code >= 400:
+            raise _status_error(response, answer)
+        if not isinstance(answer, dict):
+            raise TransientError("the answer is not a JSON object")
+        if answer.get("error"):
+            raise TransientError(f"an error instead of an answer: {_error_text(answer)}")
+        return read(answer)
+
+    async def _send(self, path: str, content: bytes) -> tuple["httpx.Response", bytes]:
+        import httpx
+
+        answer, url = bytearray(), self.base + path
+        try:
+            async with asyncio.timeout(self.timeout_s), self._http.stream("POST", url, content=content) as response:
+                async for part in response.aiter_raw():
+                    answer += part
+                    if len(answer) > MAX_ANSWER_BYTES:
+                        raise TransientError(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
+        except TimeoutError:
+            raise TransientError("no connection: timed out", is_there=False) from None
+        except httpx.TransportError as error:
+            cause = _root_cause(error)
+            text = self._hide_key(plain(str(cause) or type(cause).__name__))
+            if isinstance(cause, ssl.SSLCertVerificationError) or "WRONG_VERSION_NUMBER" in text:
+                raise ConfigError(f"--api-base {self.base}: {text}") from None
+            if isinstance(error, httpx.ConnectError) and not isinstance(cause, ssl.SSLError):
+                self.budget.num_requests -= 1
+            raise TransientError(f"no connection: {text}", is_there=False) from None
+        return response, bytes(answer)
+
+    def _hide_key(self, value: Any) -> Any:
+        """Any JSON value without the key, which a server may echo, and without lone surrogates."""
+        if isinstance(value, str):
+            text = value.encode(errors="replace").decode()
+            return text.replace(self.key, "[API key]") if len(self.key) >= SHORTEST_SECRET else text
+        if isinstance(value, list):
+            return [self._hide_key(item) for item in value]
+        if isinstance(value, dict):
+            return {self._hide_key(name): self._hide_key(item) for name, item in value.items()}
+        return value
 
 
-def _of_status(response: HTTPResponse, content: bytes) -> Exception:
-    status, text = response.status, _error_text(content)
-    said = f"HTTP {status}{f': {text}' if text else ''}"
+def _status_error(response: "httpx.Response", answer: Any) -> Exception:
+    status, text = response.status_code, _error_text(answer)
+    message = f"HTTP {status}{f': {text}' if text else ''}"
     if status in RETRIED and "insufficient_quota" not in text:
-        return Passing(said, status not in AWAY, retry_after(response.headers.get("Retry-After"), time.time()))
-    return Refused(status, said)
+        pause = retry_after(response.headers.get("Retry-After"), time.time())
+        return TransientError(message, status not in AWAY, pause or 0.0)
+    return Refused(status, message)
+
+
+def _error_text(answer: Any) -> str:
+    """The message and code of an OpenAI error object, or the beginning of whatever came."""
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    if isinstance(error, dict) and (error.get("message") or error.get("code")):
+        return " ".join(str(error[key]) for key in ("message", "code") if error.get(key))[:500]
+    return (error if isinstance(error, str) else json.dumps(error))[:300]
 
 
 def retry_after(header: str | None, now: float) -> float | None:
     """The seconds that a server asks to wait: a number, or a date."""
-    if not header:
-        return None
     try:
-        return max(0.0, float(header))
+        return max(0.0, float(header or ""))
     except ValueError:
         pass
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
+        return max(0.0, email.utils.parsedate_to_datetime(header or "").timestamp() - now)
     except (ValueError, TypeError):
         return None
 
 
-def _error_text(content: bytes) -> str:
-    """The message of an OpenAI error object, its code included, or the beginning of whatever came."""
+def _parse_int(digits: str) -> float:
+    return int(digits) if len(digits) < 20 else float(digits)  # Python refuses integers of thousands of digits
+
+
+def _root_cause(error: Any) -> BaseException:
+    while error.__cause__ or error.__context__ or isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
+    return error
+
+
+def _http_client(base: str, key: str) -> "httpx.AsyncClient":
+    import httpx
+
+    headers = {"Content-Type": "application/json", "User-Agent": "ragen", "Accept-Encoding": "identity"}
+    return httpx.AsyncClient(
+        headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
+        timeout=None,  # see `_send`
+        limits=httpx.Limits(max_keepalive_connections=0),  # a kept connection may be closed when it is used again
+        trust_env=urlsplit(base).hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy leads to this machine
+        verify=ssl.create_default_context(),  # the certificates of the system
+    )
+
+
+def run_async(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run to its end in the thread of all requests, also where an event loop runs already (a notebook)."""
+    future = asyncio.run_coroutine_threadsafe(work, _event_loop())
     try:
-        error = json.loads(content)["error"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return plain(content.decode(errors="replace"))[:300]
-    if not isinstance(error, dict):
-        return str(error)[:300]
-    return " ".join(str(error[key]) for key in ("message", "code") if error.get(key))[:500]
+        return future.result()
+    finally:
+        future.cancel()  # after Ctrl-C
 
 
-class _AsItCame(urllib.request.HTTPErrorProcessor):
-    """Every status is an answer. No redirect is followed: the key is for this server, and a POST would become a GET."""
-
-    def http_response(self, request: urllib.request.Request, response: HTTPResponse) -> HTTPResponse:
-        return response
-
-    https_response = http_response
-
-
-def _opener(base: str) -> urllib.request.OpenerDirector:
-    """A proxy of the environment does not lead to this machine itself."""
-    is_here = urllib.parse.urlsplit(base).hostname in ("localhost", "127.0.0.1", "::1")
-    return urllib.request.build_opener(_AsItCame, urllib.request.ProxyHandler({} if is_here else None))
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="http", daemon=True).start()
+    return loop

@@ -17,15 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ragen.errors import ConfigError, RunFailed
-from ragen.evaluate.models import (
-    LocalModel,
-    Model,
-    ServerModel,
-    local_model,
-    models_of_experiment,
-    with_bases,
-    with_distinct_labels,
-)
+from ragen.evaluate import models
+from ragen.evaluate.models import LocalModel, Model, ServerModel
 from ragen.evaluate.setting import Setting, Wanted, quoted, settings
 from ragen.extras import require
 from ragen.invocation_dir import from_caller
@@ -130,8 +123,8 @@ def read(options: argparse.Namespace) -> tuple[Wanted, list[str]]:
     names = [argument for argument in options.arguments if not _is_override(argument)]
     overrides = [argument for argument in options.arguments if _is_override(argument)]
     local = [model for name in names for model in _local_models(name, options.dry_run)]
-    models: list[Model] = [*(with_bases(local) if options.with_base else local), *_server_models(options)]
-    if not models:
+    players: list[Model] = [*(models.with_bases(local) if options.with_base else local), *_server_models(options)]
+    if not players:
         raise ConfigError("name a model: pocket, a directory, a checkpoint, or --api-base URL --api-model NAME")
     _check_numbers(options)
     if options.output is not None:
@@ -143,7 +136,7 @@ def read(options: argparse.Namespace) -> tuple[Wanted, list[str]]:
         max_turns = [int(part) for part in options.max_turns.split(",")] if options.max_turns else []
     except ValueError:
         raise ConfigError(f"--max-turns {options.max_turns}: give numbers, such as 5 or 5,25") from None
-    distinct = with_distinct_labels(models)
+    distinct = models.with_distinct_labels(players)
     return _filled(Wanted, options, models=distinct, environments=environments, max_turns=max_turns), overrides
 
 
@@ -156,10 +149,10 @@ def _filled(kind: type, options: argparse.Namespace, **values: Any) -> Any:
 
 def _local_models(name: str, dry_run: bool) -> list[LocalModel]:
     if not name.endswith(".log"):
-        return [local_model(name)]
+        return [models.local_model(name)]
     if dry_run and not Path(name).exists():
         return [LocalModel(name, f"every run of {name}, which does not exist yet")]
-    return models_of_experiment(Path(name), lambda text: print(f"note: {text}", file=sys.stderr))
+    return models.models_of_experiment(Path(name), lambda text: print(f"note: {text}", file=sys.stderr))
 
 
 def _server_models(options: argparse.Namespace) -> list[Model]:

@@ -21,11 +21,11 @@ from typing import Any
 
 from ragen.agent.template import ChatTemplate
 from ragen.config import derive, devices
-from ragen.config.baseline_budget import Baselines as Reached
-from ragen.config.baseline_budget import baselines_within_budget as reach
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict
 from ragen.engine.base import Engine, Prompt, Sampled
+from ragen.env.baseline_budget import Baselines as Reached
+from ragen.env.baseline_budget import baselines_within_budget as reach
 from ragen.errors import RunFailed
 from ragen.evaluate import output as files
 from ragen.evaluate.api import CharacterChat, ServerEngine
@@ -114,7 +114,7 @@ class Evaluation:
 
 def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | None = None) -> Evaluation:
     """Play everything, write the lines and the report. On `ConfigError` and `RunFailed` the journal stays."""
-    from ragen.evaluate.table import write_report
+    from ragen.evaluate.page import write_report
 
     note = note or (lambda text: print(text, file=sys.stderr, flush=True))
     output = plan.settings[0].config.output

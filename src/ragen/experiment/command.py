@@ -68,9 +68,9 @@ def sweep(arguments: Sequence[str]) -> int:
 def start(whole: Sequence[Plan]) -> int:
     """Run the plans in sequence, each with its evaluation. Returns the worst exit status of the sweeps, or else the
     first one of an evaluation that is not 0."""
+    require("sweep")
     from ragen.experiment import scheduler, search
 
-    require("sweep")
     status = evaluated = 0
     for plan in whole:
         ended = scheduler.run(plan)

@@ -33,6 +33,7 @@ def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool,
     config, tag = setting.config, setting.config.es_manager.val.env_configs.tags[0]
     for note in setting.notes:
         print(f"note: {note}", file=sys.stderr)
+    from ragen.engine.native.engine import NativeEngine
     from ragen.evaluate.run import local_player, worlds_of
     from ragen.serve.engine import StreamingEngine
     from ragen.train.validation import validation_sampling
@@ -40,6 +41,7 @@ def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool,
     screen = Screen()
     player = local_player(model, lambda text: screen.print(text, style="dim"))
     native = player.engine(config)
+    assert isinstance(native, NativeEngine)
     engine = StreamingEngine(native.model, native.tokenizer, native.end_of_turn_id, burst=1)
     world, request = worlds_of(player, config)[tag], GroupRequest(tag, seed, split, 0, 1)
     sampling = validation_sampling(config)
@@ -72,7 +74,8 @@ class ShownEpisode(PlayedEpisode):
 
     def prompt(self) -> Prompt | None:
         prompt = super().prompt()
-        self.ids, self.text = [], ""
+        self.ids: list[int] = []
+        self.text = ""
         if prompt is not None:
             self._print_turn()
         return prompt

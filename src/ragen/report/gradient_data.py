@@ -1,27 +1,29 @@
-"""What a gradient analysis has left in a run folder, or at W&B, in the shape that tables and pictures need.
+"""The numbers of a gradient analysis, from a run folder or W&B, in the shape that tables and pictures need.
 
     source = from_folder("model_saving/gradient_analysis/sokoban/PPO/filter/…")
     steps(source)                                   # [1, 51, 101]
     analysis = at(source, 51)
     analysis.buckets()                              # bucket_1, bucket_2, … by growing reward variance, after the filter
-    analysis.buckets(BEFORE)                        # the same of all groups; empty where that was not measured
+    analysis.buckets(BEFORE)                        # the same of all groups; empty if not measured
     analysis.buckets()[0].norm("task")
     answer(analysis).sentence                       # does the task gradient grow with the reward variance?
 
 A number that was not measured, and one that is not finite, is None.
 """
 
-import json
 import math
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ragen.diagnose.history import finite
 from ragen.errors import ConfigError
 from ragen.extras import require
 from ragen.format import short
+from ragen.store import json_lines
 from ragen.store.run_folder import RunFolder
 
 TABLE = "grad_group_rv_table.jsonl"
@@ -56,10 +58,14 @@ class Bucket:
     snr: float | None = None
 
     def get(self, key: str) -> float | None:
-        return _finite(self.values.get(key))
+        return finite(self.values, key)
 
     def norm(self, term: str) -> float | None:
         return self.get(term)
+
+    @property
+    def number(self) -> str:
+        return self.name.removeprefix("bucket_")
 
     @property
     def reward_std(self) -> float | None:
@@ -94,13 +100,22 @@ class Analysis:
     def has(self, prefix: str) -> bool:
         return bool(self.buckets(prefix))
 
+    def prefixes(self) -> list[str]:
+        """Which groups were measured: those that the filter kept, and all of them."""
+        return [AFTER, BEFORE] if self.has(BEFORE) else [AFTER]
+
+    def norms_by_std(self, term: str, prefix: str = AFTER) -> list[tuple[float, float]]:
+        """(mean reward std, norm) of the buckets in which both are known."""
+        pairs = [(bucket.reward_std, bucket.norm(term)) for bucket in self.buckets(prefix)]
+        return [(std, norm) for std, norm in pairs if std is not None and norm is not None]
+
     def cosine(self, one: str, other: str, prefix: str = AFTER) -> float | None:
         """Between the task gradients of two buckets."""
         if one == other:
             return 1.0
         start = _beside("grad_cos", prefix)
         pairs = (f"{start}/task/{one}/{other}", f"{start}/task/{other}/{one}")
-        return next((value for key in pairs if (value := _finite(self.row.get(key))) is not None), None)
+        return next((value for key in pairs if (value := finite(self.row, key)) is not None), None)
 
     def _bucket(self, prefix: str, name: str) -> Bucket:
         start = f"{prefix}/{name}/"
@@ -109,19 +124,14 @@ class Analysis:
             value
             for row in self.table
             if row.get("prefix", AFTER) == prefix and row.get("bucket") == name
-            if (value := _finite(row.get("reward_std"))) is not None
+            if (value := finite(row, "reward_std")) is not None
         ]
-        snr = _finite(self.row.get(f"{_beside('grad_snr', prefix)}/{name}/task"))
+        snr = finite(self.row, f"{_beside('grad_snr', prefix)}/{name}/task")
         return Bucket(name, values, tuple(stds), snr)
 
 
 def _beside(family: str, prefix: str) -> str:
     return f"{family}{prefix.removeprefix(AFTER)}"
-
-
-def _finite(value: Any) -> float | None:
-    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable else None
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -130,22 +140,9 @@ def _finite(value: Any) -> float | None:
 def from_folder(path: str | Path) -> Source:
     folder = RunFolder(path)
     if not folder.metrics_path.exists():
-        raise ConfigError(f"{folder} is no run folder, which has a {folder.metrics_path.name}")
+        raise ConfigError(f"{folder}: not a run directory (no {folder.metrics_path.name})")
     rows = {row["step"]: row for row in folder.read_metrics().rows}
-    return Source(folder.path.resolve().name, rows, read_table(folder.path / TABLE))
-
-
-def read_table(path: Path) -> list[dict[str, Any]]:
-    """The rows that can be read; a run that goes on may be writing the last one."""
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            found.append(row)
-    return found
+    return Source(folder.path.resolve().name, rows, json_lines.read(folder.path / TABLE).records)
 
 
 def from_wandb(path: str) -> Source:
@@ -167,7 +164,7 @@ def _history(rows: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
     """By step; lines of one step are one row."""
     found: dict[int, dict[str, Any]] = {}
     for row in rows:
-        step = _finite(row.get("_step"))
+        step = finite(row, "_step")
         if step is not None:
             known = {key: value for key, value in row.items() if value is not None}
             found.setdefault(int(step), {}).update(known)
@@ -180,11 +177,10 @@ def _plain_name(text: str) -> str:
 
 def steps(source: Source) -> list[int]:
     """Where a bucket has a number that is not 0."""
-    return sorted(step for step, row in source.rows.items() if any(_counts(key, row[key]) for key in row))
-
-
-def _counts(key: str, value: Any) -> bool:
-    return key.startswith(f"{AFTER}/bucket_") and bool(_finite(value))
+    start = f"{AFTER}/bucket_"
+    return sorted(
+        step for step, row in source.rows.items() if any(key.startswith(start) and finite(row, key) for key in row)
+    )
 
 
 def at(source: Source, step: int) -> Analysis:
@@ -195,9 +191,9 @@ def at(source: Source, step: int) -> Analysis:
 def analyses(sources: Sequence[Source], wanted: Sequence[int] = ()) -> list[Analysis]:
     """All analyses of these runs, or those of some steps; each step must be in one of the runs."""
     known = {source.name: steps(source) for source in sources}
-    for name, found in known.items():
-        if not found:
-            raise ConfigError(_why_none(name, sources))
+    for source in sources:
+        if not known[source.name]:
+            raise ConfigError(_why_none(source))
     missing = [step for step in wanted if not any(step in found for found in known.values())]
     if missing:
         there = "; ".join(f"{name}: {', '.join(map(str, found))}" for name, found in known.items())
@@ -205,17 +201,12 @@ def analyses(sources: Sequence[Source], wanted: Sequence[int] = ()) -> list[Anal
     return [at(source, step) for source in sources for step in known[source.name] if not wanted or step in wanted]
 
 
-def _why_none(name: str, sources: Sequence[Source]) -> str:
-    empty = [
-        step
-        for source in sources
-        for step, row in source.rows.items()
-        if source.name == name and _finite(row.get("grad_analysis/empty_after_filter"))
-    ]
-    if empty:
-        listed = ", ".join(map(str, empty))
-        return f"{name}: the filter kept no group at step {listed}, so there is nothing to show; probe another step"
-    return f"{name} holds no gradient analysis: train with {KEY}"
+def _why_none(source: Source) -> str:
+    empty = [step for step, row in source.rows.items() if finite(row, "grad_analysis/empty_after_filter")]
+    if not empty:
+        return f"{source.name} holds no gradient analysis: train with {KEY}"
+    listed = ", ".join(map(str, empty))
+    return f"{source.name}: the filter kept no group at step {listed}, so there is nothing to show; probe another step"
 
 
 # --- the question -------------------------------------------------------------------------------------------------
@@ -265,21 +256,18 @@ def answer(analysis: Analysis, prefix: str = AFTER) -> Answer:
     start = f"At step {analysis.step}, {WHICH[prefix]},"
     if len(known) < 2:
         return Answer((), f"{start} there are fewer than two buckets: nothing to compare.")
-    low, high = known[0].reward_std, known[-1].reward_std
-    trends = tuple(trend for term in TERMS if (trend := _trend(known, term)) is not None)
-    told = [f"the {NAMES[trend.term]} gradient {trend.word}{trend.numbers}" for trend in trends]
-    across = f"from {known[0].name} (reward std {short(low)}) to {known[-1].name} ({short(high)})"
-    return Answer(trends, f"{start} {across}, {'; '.join(told)}.{_verdict(trends)}{_caution(known)}")
+    trends = []
+    for term in TERMS:
+        pairs = analysis.norms_by_std(term, prefix)
+        if len(pairs) > 1:
+            trends.append(Trend(term, pairs[0][1], pairs[-1][1], rank_correlation(*zip(*pairs, strict=True))))
+    first, last = known[0], known[-1]
+    across = f"from {first.name} (reward std {short(first.reward_std)}) to {last.name} ({short(last.reward_std)})"
+    told = "; ".join(f"the {NAMES[trend.term]} gradient {trend.word}{trend.numbers}" for trend in trends)
+    return Answer(tuple(trends), f"{start} {across}, {told}.{_conclusion(trends)}{_caution(known)}")
 
 
-def _trend(buckets: Sequence[Bucket], term: str) -> Trend | None:
-    pairs = [(bucket.reward_std, norm) for bucket in buckets if (norm := bucket.norm(term)) is not None]
-    if len(pairs) < 2:
-        return None
-    return Trend(term, pairs[0][1], pairs[-1][1], rank_correlation(*zip(*pairs, strict=True)))
-
-
-def _verdict(trends: Sequence[Trend]) -> str:
+def _conclusion(trends: Sequence[Trend]) -> str:
     words = {trend.term: trend.word for trend in trends}
     others = [word for term, word in words.items() if term != "task"]
     if "task" not in words or not others:
@@ -291,34 +279,26 @@ def _verdict(trends: Sequence[Trend]) -> str:
 
 def _caution(buckets: Sequence[Bucket]) -> str:
     """Noise has a norm too."""
-    known = [bucket for bucket in buckets if bucket.snr is not None]
-    noisy = [bucket.name for bucket in known if bucket.snr < MOSTLY_NOISE]
+    known = {bucket.name: bucket.snr for bucket in buckets if bucket.snr is not None}
+    noisy = [name for name, snr in known.items() if snr < MOSTLY_NOISE]
     if not noisy:
         return ""
     if len(noisy) < len(known):
-        return (
-            f" Of these norms, those of {', '.join(noisy)} are mostly noise (signal to noise below {MOSTLY_NOISE:g})."
-        )
-    most = max(bucket.snr for bucket in known)
+        listed = ", ".join(noisy)
+        return f" Of these norms, those of {listed} are mostly noise (signal to noise below {MOSTLY_NOISE:g})."
     return (
-        f" But these norms are mostly noise, since signal to noise is {short(most)} at best: a larger "
+        f" But these norms are mostly noise, since signal to noise is {short(max(known.values()))} at best: a larger "
         "trainer.gradient_analysis_env_groups tells more."
     )
 
 
 def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
     """Spearman's, equal values sharing the mean of their ranks; None where either side is constant."""
-    x, y = _ranks(xs), _ranks(ys)
-    middle = (len(x) + 1) / 2
-    spread_x, spread_y = (sum((rank - middle) ** 2 for rank in ranks) for ranks in (x, y))
-    if not spread_x or not spread_y:
+    if len(set(xs)) == 1 or len(set(ys)) == 1:
         return None
-    together = sum((a - middle) * (b - middle) for a, b in zip(x, y, strict=True))
-    return together / math.sqrt(spread_x * spread_y)
+    return statistics.correlation(_ranks(xs), _ranks(ys))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
     order = sorted(values)
-    first = {value: order.index(value) + 1 for value in order}
-    last = {value: place for place, value in enumerate(order, start=1)}
-    return [(first[value] + last[value]) / 2 for value in values]
+    return [order.index(value) + (order.count(value) + 1) / 2 for value in values]

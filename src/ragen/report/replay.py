@@ -1,23 +1,23 @@
-"""Episodes drawn turn by turn, and which of the many are worth a look.
+"""Episodes to look at, turn by turn: which of the many are worth it, and what a page shows of each.
 
-Where the first and the last validation played the same level, the two stand side by side: what the agent did before,
-what it does now.
+    for exhibit in choose(before, after):
+        view(exhibit, {"SimpleSokoban": env.symbols()})      # for the macro `exhibit` of episode.html.jinja
+
+Where the first and the last validation played the same level, the two are side by side.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from ragen.report.charts import escape
-
-Record = Mapping[str, Any]  # a line of an episode file, see `folder.episode_record`
+Record = Mapping[str, Any]  # a line of an episode file, see `store.episodes.episode_record`
 Symbols = Mapping[str, str]  # of a board: character -> what it stands for
 
 MAX_REPLY_CHARACTERS = 3000
 MAX_BOARD_CHARACTERS = 2000
 
-# (won before, won after) -> what this shows, and how many of it.
+# (won before, won after) -> what this shows, and how many are shown.
 KINDS = {
     (False, True): ("learned", 3),
     (True, False): ("lost again", 1),
@@ -44,13 +44,22 @@ class Exhibit:
     episodes: Sequence[Record]
 
 
+class Span(NamedTuple):
+    """Text of one look (a CSS class), between the marks that open and close it."""
+
+    text: str
+    look: str = ""
+    opening: str = ""
+    closing: str = ""
+
+
 def choose(before: Sequence[Record], after: Sequence[Record]) -> list[Exhibit]:
     """A few levels that show the change; without shared levels, wins and losses of each validation."""
     old, new = ({(item["tag"], item["seed"]): item for item in reversed(episodes)} for episodes in (before, after))
     exhibits = []
     shared = sorted(old.keys() & new.keys())
-    for (won_before, won_after), (kind, number) in KINDS.items():
-        levels = [key for key in shared if (old[key]["success"], new[key]["success"]) == (won_before, won_after)]
+    for outcome, (kind, number) in KINDS.items():
+        levels = [key for key in shared if (old[key]["success"], new[key]["success"]) == outcome]
         exhibits += [Exhibit(kind, (old[key], new[key])) for key in levels[:number]]
     if not shared:
         for episodes in (before, after):
@@ -60,101 +69,91 @@ def choose(before: Sequence[Record], after: Sequence[Record]) -> list[Exhibit]:
     return exhibits
 
 
-def draw(exhibit: Exhibit, symbols_of_tag: Mapping[str, Symbols]) -> str:
+def view(exhibit: Exhibit, symbols_of_tag: Mapping[str, Symbols]) -> dict[str, Any]:
+    """What a page shows of an exhibit."""
     first = exhibit.episodes[0]
-    sides = "".join(_episode(item, symbols_of_tag.get(item["tag"], {})) for item in exhibit.episodes)
-    return (
-        f'<article class="card level-pair"><h3>{escape(first["tag"])} level {escape(first["seed"])} '
-        f'<span class="soft">{escape(exhibit.kind)}</span></h3><div class="sides">{sides}</div></article>'
-    )
+    return {
+        "title": f"{first['tag']} level {first['seed']}",
+        "kind": exhibit.kind,
+        "episodes": [_episode(record, symbols_of_tag.get(record["tag"], {})) for record in exhibit.episodes],
+    }
 
 
-def _episode(record: Record, symbols: Symbols) -> str:
-    tone = "good" if record["success"] else "bad"
-    total = record["reward"] + record["penalty"]
-    title = record.get("title") or f"step {record['step']}"
-    parts = [
-        f'<div class="top"><strong>{escape(title)}</strong>'
-        f'<span class="badge {tone}">{escape(ENDINGS.get(record["ended_by"], record["ended_by"]))}</span>'
-        f'<span class="soft">reward {total:+.2f} · {_count(record["num_actions"], "action")} in '
-        f"{_count(len(record['turns']), 'turn')}</span></div>"
-    ]
-    parts += [_turn(turn, symbols) for turn in record["turns"]]
-    if record.get("final_text"):
-        board = _board(record["final_text"], symbols)
-        parts.append(f'<div class="turn">{board}<div class="what soft small">at the end</div></div>')
-    return f'<div class="episode">{"".join(parts)}</div>'
+def _episode(record: Record, symbols: Symbols) -> dict[str, Any]:
+    actions, turns = _count(record["num_actions"], "action"), _count(len(record["turns"]), "turn")
+    return {
+        "title": record.get("title") or f"step {record['step']}",
+        "tone": "good" if record["success"] else "bad",
+        "ending": ENDINGS.get(record["ended_by"], record["ended_by"]),
+        "summary": f"reward {record['reward'] + record['penalty']:+.2f} · {actions} in {turns}",
+        "turns": [
+            {
+                "board": _board(turn["state_text"], symbols),
+                "reply": reply_spans(turn["reply_text"]),
+                "outcome": _outcome(turn),
+            }
+            for turn in record["turns"]
+        ],
+        "end": _board(record["final_text"], symbols) if record.get("final_text") else None,
+    }
 
 
-def _turn(turn: Record, symbols: Symbols) -> str:
-    reply = f'<div class="reply">{reply_html(turn["reply_text"])}</div><div class="outcome">{_outcome(turn)}</div>'
-    return f'<div class="turn">{_board(turn["state_text"], symbols)}<div class="what">{reply}</div></div>'
-
-
-def _outcome(turn: Record) -> str:
+def _outcome(turn: Record) -> list[Span]:
     listed, valid, executed = turn["num_listed"], turn["num_valid"], len(turn["actions"])
-    parts = []
     if not valid:
-        parts.append('<span class="bad">no valid action</span>')
+        spans = [Span("no valid action", "bad")]
     elif valid < listed:
-        parts.append(f'<span class="bad">{valid} of {listed} actions valid</span>')
+        spans = [Span(f"{valid} of {listed} actions valid", "bad")]
     else:
-        parts.append(f"{_count(valid, 'valid action')}")
+        spans = [Span(_count(valid, "valid action"))]
     if executed < valid:
-        parts.append(f"{executed} executed")
+        spans.append(Span(f"{executed} executed"))
     if turn["num_effective"] < executed:
-        parts.append(f"{executed - turn['num_effective']} moved nothing")
+        spans.append(Span(f"{executed - turn['num_effective']} moved nothing"))
     if turn["stopped_by"] == "length":
-        parts.append('<span class="bad">reply cut off</span>')
-    parts.append(f"reward {turn['reward']:+.2f}")
+        spans.append(Span("reply cut off", "bad"))
+    spans.append(Span(f"reward {turn['reward']:+.2f}"))
     if turn["penalty"]:
-        parts.append(f'<span class="bad">penalty {turn["penalty"]:+.2f}</span>')
-    return " · ".join(parts)
+        spans.append(Span(f"penalty {turn['penalty']:+.2f}", "bad"))
+    return spans
 
 
-def reply_html(text: str) -> str:
-    """The reply as it was written, think and answer told apart by their looks."""
-    shown, left_out = text[:MAX_REPLY_CHARACTERS], len(text) - MAX_REPLY_CHARACTERS
-    parts, position = [], 0
+def reply_spans(text: str) -> list[Span]:
+    """The reply as it was written, with its think and answer blocks marked."""
+    shown, num_hidden = text[:MAX_REPLY_CHARACTERS], len(text) - MAX_REPLY_CHARACTERS
+    spans, position = [], 0
     for match in _BLOCKS.finditer(shown):
-        parts.append(escape(shown[position : match.start()]))
-        kind = "think" if match[1] else "answer"
-        opening, content, closing = match.groups()[:3] if match[1] else match.groups()[3:]
-        marks = [f'<span class="mark">{escape(mark)}</span>' if mark else "" for mark in (opening, closing)]
-        parts.append(f'<span class="{kind}">{marks[0]}{escape(content)}{marks[1]}</span>')
+        look, (opening, content, closing) = (
+            ("think", match.groups()[:3]) if match[1] else ("answer", match.groups()[3:])
+        )
+        spans += [Span(shown[position : match.start()]), Span(content, look, opening, closing)]
         position = match.end()
-    parts.append(escape(shown[position:]))
-    if left_out > 0:
-        parts.append(f' <span class="soft">… and {left_out} more characters</span>')
-    return "".join(parts)
+    spans.append(Span(shown[position:]))
+    if num_hidden > 0:
+        spans += [Span(" "), Span(f"… and {num_hidden} more characters", "soft")]
+    return spans
 
 
-def _board(text: str, symbols: Symbols) -> str:
-    """An observation. Of one with a drawn board only that is shown, and the whole text when one points at it."""
+def _board(text: str, symbols: Symbols) -> dict[str, Any]:
+    """An observation. If it has a drawn board, only the board is shown, and the whole text on hover.
+
+    A row of a board consists of its symbols only; in other lines a letter is a letter.
+    """
     text = text if len(text) <= MAX_BOARD_CHARACTERS else f"{text[:MAX_BOARD_CHARACTERS]}…"
-    rows = [cells for line in text.split("\n") if _is_row(cells := "".join(line.split()), symbols)]
-    if len(rows) < 2:
-        return f'<pre class="board">{escape(text.rstrip())}</pre>'
-    drawn = "\n".join(
-        "".join(f'<span class="{_css_class(symbols[cell])}">{escape(cell)}</span>' for cell in row) for row in rows
-    )
-    return f'<pre class="board drawn" title="{escape(text)}">{drawn}</pre>'
+    lines = ["".join(line.split()) for line in text.split("\n")]
+    rows = [line for line in lines if line and all(cell in symbols for cell in line)]
+    drawn = [[Span(cell, css_class(symbols[cell])) for cell in row] for row in rows] if len(rows) > 1 else []
+    return {"text": text, "rows": drawn}
 
 
-def symbol_key(symbols: Symbols) -> str:
-    """What the characters of a board stand for."""
-    return " · ".join(
-        f'<code class="{_css_class(words)}">{escape(cell)}</code> {escape(words)}' for cell, words in symbols.items()
-    )
+def symbol_keys(symbols: Mapping[str, Symbols]) -> list[list[tuple[Span, str]]]:
+    """What the characters of each kind of board stand for."""
+    kinds = dict.fromkeys(tuple(known.items()) for known in symbols.values() if known)
+    return [[(Span(cell, css_class(meaning)), meaning) for cell, meaning in kind] for kind in kinds]
 
 
-def _is_row(cells: str, symbols: Symbols) -> bool:
-    """A row of a drawn board is made of nothing but its symbols; in other lines a letter is a letter."""
-    return bool(cells) and all(cell in symbols for cell in cells)
-
-
-def _css_class(words: str) -> str:
-    return "c-" + re.sub(r"[^a-z]+", "-", words.lower())
+def css_class(meaning: str) -> str:
+    return "c-" + re.sub(r"[^a-z]+", "-", meaning.lower())
 
 
 def _count(number: int, noun: str) -> str:

@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ragen.config.identity import WHERE, changes_only
 from ragen.config.tree import leaves
 from ragen.diagnose.health import Health
 from ragen.errors import ConfigError, did_you_mean, shown
 from ragen.format import percent, short
-from ragen.report.html import not_default
+from ragen.report.settings import not_default
 from ragen.report.verdict import PREFIX, early_stop, validation_tags
 from ragen.statistics import Difference, Interval, paired_difference
 from ragen.store.episodes import read_episodes
@@ -35,14 +36,6 @@ from ragen.store.run_folder import Metrics, RunFolder
 # Default output directories of runs, sweeps and fine-tuning (models/sft/…/lora_weights).
 ROOTS = ("checkpoints", "model_saving", "models")
 SKIPPED = ("episodes", "tensorboard", "wandb")  # large directories below a run
-# What a run is called and where it runs, not what it does.
-IDENTITY = (
-    "trainer.project_name",
-    "trainer.experiment_name",
-    "trainer.default_local_dir",
-    "trainer.logger",
-    "system.CUDA_VISIBLE_DEVICES",
-)
 
 
 class Value(NamedTuple):
@@ -53,8 +46,8 @@ class Value(NamedTuple):
     interval: Interval | None = None
 
     def as_data(self) -> dict[str, Any]:
-        known = self.interval is not None and all(map(math.isfinite, self.interval))
-        return {"step": self.step, "value": self.value, "interval": list(self.interval) if known else None}
+        known = self.interval if self.interval and all(map(math.isfinite, self.interval)) else None
+        return {"step": self.step, "value": self.value, "interval": known and list(known)}
 
 
 @dataclass(frozen=True)
@@ -259,7 +252,8 @@ def value_text(metric: str, value: Value | None) -> str:
 
 def different_settings(runs: Sequence[ListedRun]) -> dict[str, list[Any]]:
     """The settings in which runs differ, without names, paths, devices and keys that have no effect."""
-    keys = dict.fromkeys(key for run in runs for key, _, _ in not_default(run.config) if key not in IDENTITY)
+    changed = dict.fromkeys(key for run in runs for key, _, _ in not_default(run.config))
+    keys = [key for key in changed if changes_only(key) not in WHERE]
     found = {key: [run.config.get(key) for run in runs] for key in keys}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
 

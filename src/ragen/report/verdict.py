@@ -1,4 +1,4 @@
-"""What a run amounts to, in words, from its metrics and its validation episodes alone.
+"""The verdict on a run, in words, from its metrics and its validation episodes alone.
 
     verdict(metrics, before, after).headline            # "Validation success rose by 15.2 points"
     early_stop(metrics, folder.read_finished())         # Stop("reward_variance_collapse", step=41, …), or None
@@ -8,13 +8,13 @@ and the last validation, and, where both played the same levels once each, the p
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ragen.diagnose.collapse import regime
-from ragen.diagnose.early_stop import EMPTY, SUCCESS, VARIANCE
 from ragen.diagnose.health import Health, HealthVerdict
+from ragen.diagnose.history import finite
 from ragen.format import percent, short
 from ragen.statistics import Difference, Interval, paired_difference
 from ragen.store.run_folder import Metrics
@@ -34,13 +34,25 @@ class Validated:
     random: float | None
     optimal: float | None
 
+    @property
+    def text(self) -> str:
+        return percent(self.success, self.interval)
 
-@dataclass
-class Verdict:
+
+class SuccessVerdict(NamedTuple):
+    """How validation success changed."""
+
     headline: str
     tone: str  # good, bad or flat
-    sentences: list[str] = field(default_factory=list)
-    health: HealthVerdict | None = None  # of the whole run
+    sentences: list[str]
+
+
+@dataclass(frozen=True)
+class RunVerdict:
+    headline: str
+    tone: str  # good, bad or flat
+    sentences: list[str]
+    health: HealthVerdict
 
 
 @dataclass(frozen=True)
@@ -52,56 +64,6 @@ class Stop:
     explanation: str = ""  # in the rule's own words, with its numbers
 
 
-@dataclass(frozen=True)
-class RuleWords:
-    title: str
-    meaning: str
-    helps: tuple[str, ...]
-
-
-RULES = {
-    VARIANCE: RuleWords(
-        "All episodes of a group earn the same",
-        "An update learns from how the rewards of a group differ. The spread has all but gone, so what is left to "
-        "learn from is noise. Either every level is solved or lost in each try, or the agent has settled on one way "
-        "of playing.",
-        (
-            "Where success is near 100 % this is the end of what these levels can teach: take harder ones.",
-            "More exploration: a higher actor_rollout_ref.rollout.temperature, or an "
-            "actor_rollout_ref.actor.entropy_coeff of 0.001 to 0.01.",
-            "Smaller steps: a lower actor_rollout_ref.actor.optim.lr, or a KL term.",
-            "Updates on groups with a spread only: actor_rollout_ref.rollout.rollout_filter_include_zero=False and a "
-            "rollout_filter_value of 0.9.",
-        ),
-    ),
-    SUCCESS: RuleWords(
-        "Validation success stays near zero",
-        "Without a success now and then there is nothing to reinforce. The agent has lost what it could do, or it "
-        "never could.",
-        (
-            "Look at the episodes below: are replies cut off or in the wrong format? Then raise "
-            "actor_rollout_ref.rollout.response_length, or look at the prompt.",
-            "If success was higher at the start, the updates have broken the model: lower "
-            "actor_rollout_ref.actor.optim.lr, or add a KL term.",
-            "If it never was, begin from a model that solves some levels (supervised fine-tuning first), or from "
-            "easier levels.",
-        ),
-    ),
-    EMPTY: RuleWords(
-        "The filter keeps no group",
-        "A step in which the filter keeps nothing makes no update. So many of them one after the other will not pass "
-        "by themselves.",
-        (
-            "A larger es_manager.train.group_size: of more tries at a level, some differ.",
-            "A milder filter: a rollout_filter_value nearer to 1, or "
-            "actor_rollout_ref.rollout.rollout_filter_include_zero=True, which also keeps groups without a spread.",
-            "Levels of another difficulty: no spread means all of them are solved, or none is.",
-            "Patience: actor_rollout_ref.rollout.rollout_filter_empty_stop_steps, 0 for ever.",
-        ),
-    ),
-}
-
-
 def early_stop(metrics: Metrics, finished: Mapping[str, Any] | None = None) -> Stop | None:
     """What ended the run early: from the record of its end, or from the metrics where there is none."""
     if finished and finished.get("status") == "early_stopped":
@@ -111,8 +73,10 @@ def early_stop(metrics: Metrics, finished: Mapping[str, Any] | None = None) -> S
             step if isinstance(step, int) else metrics.last_step(),
             str(finished.get("explanation") or ""),
         )
-    for key, step in _raised(metrics, STOPPED).items():
-        return Stop(key.removeprefix(STOPPED), step)
+    for row in metrics.rows:
+        for key, value in row.items():
+            if key.startswith(STOPPED) and value:
+                return Stop(key.removeprefix(STOPPED), row["step"])
     return None
 
 
@@ -136,55 +100,76 @@ def validations(metrics: Metrics, tag: str, name: str = "success") -> list[Valid
     return found
 
 
+def baselines(values: Sequence[Validated]) -> dict[str, float]:
+    """What random and optimal play reach on these levels, where known."""
+    found: dict[str, float] = {}
+    for name in ("random", "optimal"):
+        known = [getattr(value, name) for value in values if getattr(value, name) is not None]
+        found |= {name: known[-1]} if known else {}
+    return found
+
+
 def verdict(
     metrics: Metrics,
     before: Sequence[dict[str, Any]] = (),
     after: Sequence[dict[str, Any]] = (),
     finished: Mapping[str, Any] | None = None,
-) -> Verdict:
+) -> RunVerdict:
     """`before` and `after` are the episodes of the first and the last validation, where they were stored."""
-    tags = validation_tags(metrics)
-    parts = []
-    for tag in tags:
-        changed = paired(
-            [episode for episode in before if episode["tag"] == tag],
-            [episode for episode in after if episode["tag"] == tag],
-        )
-        parts.append(_of_tag(tag, validations(metrics, tag), changed, named=len(tags) > 1))
-    if not metrics.rows:
-        whole = Verdict("Nothing was measured yet", "flat", ["The run folder holds no metrics."])
-    elif not parts:
-        whole = Verdict("No validation was made", "flat", ["Without validation nothing can be said about success."])
-    else:
-        tones = {part.tone for part in parts}
-        tone = "bad" if "bad" in tones else "good" if "good" in tones else "flat"
-        whole = Verdict("; ".join(part.headline for part in parts), tone, [s for part in parts for s in part.sentences])
-    whole.health = Health.of(metrics.rows).verdict()
+    headline, tone, sentences = _of_all(metrics, before, after)
     stop = early_stop(metrics, finished)
     if stop:
-        whole.tone = "bad"
         at = "" if stop.step is None else f" at step {stop.step}"
-        whole.sentences.append(f"The run was stopped early{at} by the rule {stop.rule}.")
-    whole.sentences += [*_reasoning(metrics), *_non_finite(metrics), *metrics.notes]
-    return whole
+        sentences = [*sentences, f"The run was stopped early{at} by the rule {stop.rule}."]
+    sentences = [*sentences, *_reasoning(metrics), *_non_finite(metrics), *metrics.notes]
+    return RunVerdict(headline, "bad" if stop else tone, sentences, Health.of(metrics.rows).verdict())
 
 
-def _reasoning(metrics: Metrics) -> list[str]:
-    """The regime at the last measurement, with its numbers."""
-    measured = [row for row in metrics.rows if regime(row) is not None]
-    if not measured:
-        return []
-    found = regime(measured[-1], measured[0])
-    near = "" if found.is_clear else ", nearer to its threshold than noise"
-    return [
-        f"The reasoning at step {measured[-1]['step']} is {found.name}: I(X;Z) {found.information:.2f} nats (low below "
-        f"{found.information_threshold:.2f}{near}), H(Z|X) {found.entropy:.3f} nats a token (low below "
-        f"{found.entropy_threshold:.3f})."
-    ]
+def _of_all(metrics: Metrics, before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> SuccessVerdict:
+    """The verdicts of all environments as one."""
+    tags = validation_tags(metrics)
+    if not metrics.rows:
+        return SuccessVerdict("Nothing was measured yet", "flat", ["The run folder holds no metrics."])
+    if not tags:
+        return SuccessVerdict(
+            "No validation was made", "flat", ["Without validation nothing can be said about success."]
+        )
+    parts = []
+    for tag in tags:
+        change = paired(*([episode for episode in some if episode["tag"] == tag] for some in (before, after)))
+        subject = f"{tag}: success" if len(tags) > 1 else "Validation success"
+        parts.append(_of_tag(subject, validations(metrics, tag), change))
+    tones = {part.tone for part in parts}
+    tone = next((tone for tone in ("bad", "good") if tone in tones), "flat")
+    return SuccessVerdict(
+        "; ".join(part.headline for part in parts), tone, [s for part in parts for s in part.sentences]
+    )
+
+
+def _of_tag(subject: str, values: Sequence[Validated], change: Difference | None) -> SuccessVerdict:
+    if not values:
+        return SuccessVerdict(f"{subject} is unknown", "flat", ["No validation gave a finite success rate."])
+    first, last = values[0], values[-1]
+    if len(values) < 2:
+        only = f"There is only one validation, at step {first.step}: {first.text}. Two are needed to see a change."
+        headline = f"{subject} is {percent(first.success)}; too early to see a change"
+        return SuccessVerdict(headline, "flat", [only, *_standing(values)])
+    gain = last.success - first.success
+    is_noise, evidence = _evidence(first, last, change)
+    moved = f"{subject} {'rose' if gain > 0 else 'fell'} by {100 * abs(gain):.1f} points"
+    if abs(gain) < POINTS_WORTH_NAMING:
+        headline, tone = f"{subject} did not change", "flat"
+    elif is_noise:
+        headline, tone = f"{moved}, which is within noise", "flat"
+    else:
+        headline, tone = moved, "good" if gain > 0 else "bad"
+    steps = f"From {first.text} at step {first.step} to {last.text} at step {last.step}"
+    story = f"{steps}: {100 * gain:+.1f} points. {evidence}"
+    return SuccessVerdict(headline, tone, [story, *_peak(values), *_standing(values)])
 
 
 def paired(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> Difference | None:
-    """The change on the levels that both played; None where a level was played more than once (those are no pairs)."""
+    """The change on the levels that both played; None if a level was played more than once (those are no pairs)."""
     old, new = ({episode["seed"]: episode["success"] for episode in episodes} for episodes in (before, after))
     if len(old) != len(before) or len(new) != len(after):
         return None
@@ -192,117 +177,66 @@ def paired(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) ->
     return paired_difference([old[seed] for seed in seeds], [new[seed] for seed in seeds]) if seeds else None
 
 
-def _of_tag(tag: str, values: Sequence[Validated], change: Difference | None, named: bool) -> Verdict:
-    what = f"{tag}: success" if named else "Validation success"
-    if not values:
-        return Verdict(f"{what} is unknown", "flat", ["No validation gave a finite success rate."])
-    first, last = values[0], values[-1]
-    if len(values) < 2:
-        sentences = [
-            f"There is only one validation, at step {first.step}: {_with_interval(first)}. "
-            "Two are needed to see a change."
-        ]
-        headline = f"{what} is {percent(first.success)}; too early to see a change"
-        return Verdict(headline, "flat", sentences + _standing(values))
-    gain = last.success - first.success
-    noise, evidence = _is_noise(first, last, change)
-    moved = "rose" if gain > 0 else "fell"
-    story = (
-        f"From {_with_interval(first)} at step {first.step} to {_with_interval(last)} at step {last.step}: "
-        f"{_points(gain)}. {evidence}"
-    )
-    if abs(gain) < POINTS_WORTH_NAMING:
-        headline, tone = f"{what} did not change", "flat"
-    elif noise:
-        headline, tone = f"{what} {moved} by {100 * abs(gain):.1f} points, which is within noise", "flat"
+def _evidence(first: Validated, last: Validated, change: Difference | None) -> tuple[bool, str]:
+    """Whether a change is within noise, and how we know."""
+    if first.interval is None or last.interval is None:
+        is_noise, text = True, "No intervals were stored"
+        meaning = ": whether this is more than noise is unknown"
     else:
-        headline, tone = f"{what} {moved} by {100 * abs(gain):.1f} points", "good" if gain > 0 else "bad"
-    return Verdict(headline, tone, [story, *_peak(values), *_standing(values)])
-
-
-def _is_noise(first: Validated, last: Validated, change: Difference | None) -> tuple[bool, str]:
-    known = first.interval is not None and last.interval is not None
-    overlap = known and first.interval.overlaps(last.interval)
-    if known:
-        words = "The 95 % intervals overlap" if overlap else "The 95 % intervals do not overlap"
-    else:
-        words = "No intervals were stored"
+        is_noise = first.interval.overlaps(last.interval)
+        text = f"The 95 % intervals {'overlap' if is_noise else 'do not overlap'}"
+        meaning = ": this may be chance" if is_noise else ""
     if change is None:
-        if not known:
-            return True, f"{words}: whether this is more than noise cannot be said."
-        return overlap, f"{words}: this may be chance." if overlap else f"{words}."
-    span = f"{_points(change.mean)} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+        return is_noise, f"{text}{meaning}."
+    span = f"{100 * change.mean:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
     meaning = "zero is among the possible values" if change.is_noise else "this is more than noise"
-    return change.is_noise, f"{words}. Level by level, on {change.num_levels} shared levels, {span}: {meaning}."
+    return change.is_noise, f"{text}. Level by level, on {change.num_levels} shared levels, {span}: {meaning}."
 
 
-def _standing(values: Sequence[Validated]) -> list[str]:
+def _standing(values: Sequence[Validated]) -> Iterator[str]:
     """Where the agent is between random and optimal play."""
     first, last = values[0], values[-1]
-    random = next((value.random for value in reversed(values) if value.random is not None), None)
-    optimal = next((value.optimal for value in reversed(values) if value.optimal is not None), None)
-    sentences = []
-    if random is not None and optimal is not None and optimal > random:
-        covered = [(value.success - random) / (optimal - random) for value in (first, last)]
-        start = f" ({percent(covered[0])} at the start)" if len(values) > 1 and covered[0] > 0 else ""
-        if covered[1] >= 1:
-            place = ": the agent is at the optimum."
-        elif covered[1] > 0:
-            place = f": the agent has covered {percent(covered[1])} of the way between them{start}."
-        else:
-            place = "."
+    reached = baselines(values)
+    random, optimal = reached.get("random"), reached.get("optimal")
+    if random is None:
+        return
+    if optimal is not None and optimal > random:
+        begun, covered = ((value.success - random) / (optimal - random) for value in (first, last))
+        start = f" ({percent(begun)} at the start)" if len(values) > 1 and begun > 0 else ""
+        distance = f": the agent has covered {percent(covered)} of the way between them{start}" if covered > 0 else ""
         levels = f"Random play reaches {percent(random)} and optimal play {percent(optimal)} of these levels"
-        sentences.append(levels + place)
-    elif random is not None:
-        sentences.append(f"Random play reaches {percent(random)} of these levels.")
-    if random is not None and last.interval is not None and random in last.interval:
-        sentences.append("Its success cannot be told from that of random play.")
-    elif random is not None and last.success < random:
-        sentences.append("It is worse than random play.")
-    return sentences
+        yield f"{levels}{': the agent is at the optimum' if covered >= 1 else distance}."
+    else:
+        yield f"Random play reaches {percent(random)} of these levels."
+    if last.interval is not None and random in last.interval:
+        yield "The agent is not distinguishable from random play."
+    elif last.success < random:
+        yield "It is worse than random play."
 
 
-def _peak(values: Sequence[Validated]) -> list[str]:
+def _peak(values: Sequence[Validated]) -> Iterator[str]:
     best, last = max(values, key=lambda value: value.success), values[-1]
-    if best.interval is None or last.interval is None or best.interval.overlaps(last.interval):
-        return []
-    return [f"It was at its best at step {best.step} with {_with_interval(best)}, and has fallen since."]
+    if best.interval is not None and last.interval is not None and not best.interval.overlaps(last.interval):
+        yield f"It was at its best at step {best.step} with {best.text}, and has fallen since."
 
 
-def _raised(metrics: Metrics, prefix: str) -> dict[str, int]:
-    """Flags with this prefix that were set, and the first step of each."""
-    found: dict[str, int] = {}
-    for row in metrics.rows:
-        for key, value in row.items():
-            if key.startswith(prefix) and value:
-                found.setdefault(key, row["step"])
-    return found
+def _reasoning(metrics: Metrics) -> Iterator[str]:
+    """The regime at the last measurement, with its numbers."""
+    measured = [row for row in metrics.rows if regime(row) is not None]
+    found = regime(measured[-1], measured[0]) if measured else None
+    if found is not None:
+        near = "" if found.is_clear else ", nearer to its threshold than noise"
+        yield (
+            f"The reasoning at step {measured[-1]['step']} is {found.name}: I(X;Z) {found.information:.2f} nats (low "
+            f"below {found.information_threshold:.2f}{near}), H(Z|X) {found.entropy:.3f} nats a token (low below "
+            f"{found.entropy_threshold:.3f})."
+        )
 
 
-def _non_finite(metrics: Metrics) -> list[str]:
-    sentences = []
+def _non_finite(metrics: Metrics) -> Iterator[str]:
     for key in metrics.names():
-        steps = [(step, value) for step, value in metrics.series(key) if not math.isfinite(value)]
-        if steps:
-            step, value = steps[0]
-            times = "once" if len(steps) == 1 else f"{len(steps)} times"
-            sentences.append(f"{key} was not finite {times}, first at step {step} ({short(value)}).")
-    return sentences
-
-
-def _with_interval(value: Validated) -> str:
-    if value.interval is None:
-        return percent(value.success)
-    return f"{percent(value.success)} [{100 * value.interval.low:.1f}, {100 * value.interval.high:.1f}]"
-
-
-def _points(difference: float) -> str:
-    return f"{100 * difference:+.1f} points"
-
-
-def finite(row: dict[str, Any], key: str) -> float | None:
-    """A metric of a row, where it is a number that can be drawn."""
-    value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
+        points = [(step, value) for step, value in metrics.series(key) if not math.isfinite(value)]
+        if points:
+            step, value = points[0]
+            times = "once" if len(points) == 1 else f"{len(points)} times"
+            yield f"{key} was not finite {times}, first at step {step} ({short(value)})."

@@ -18,7 +18,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, TextIO
@@ -31,14 +31,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ragen.format import compact, duration, percent, short
+from ragen.format import compact, duration, percent, short, sparkline
 
 Summary = Mapping[str, Any]
 
 VALIDATION = "val-env/"
 REFRESH_PER_SECOND = 4
 SPARK_STEPS = 60  # training steps that the small curve shows, at most
-SPARKS = "▁▂▃▄▅▆▇█"
 MAX_TAGS = 4
 MAX_WIDTH = 100
 LABEL_WIDTH = 11
@@ -406,10 +405,3 @@ def _line() -> Text:
 
 def _label(name: str) -> Text:
     return _line().append(f"{name[: LABEL_WIDTH - 1]:<{LABEL_WIDTH}}", "dim")
-
-
-def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
-    """A one-line curve between `low` and `high`, by default its own lowest and highest value."""
-    low, high = (min(values) if low is None else low), (max(values) if high is None else high)
-    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(SPARKS[round((value - low) * scale)] for value in values)

@@ -21,6 +21,6 @@ def prepare(
     environ: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Resolve a command. Raises `ConfigError`, also for a model path that is a run directory and not a model."""
-    resolved = compose.resolve(arguments, config_name, config_dir, environ)
+    resolved = compose.resolve(arguments, config_name, config_dir=config_dir, environ=environ)
     model_notes.check_models(resolved)
     return replace(resolved, notes=[*resolved.notes, *model_notes.notes(resolved)])

@@ -17,7 +17,7 @@ from typing import Any
 
 from ragen.config.schema import Config
 from ragen.diagnose.health import Health
-from ragen.report.html import write_report
+from ragen.report.run_report import write_report
 from ragen.run.console import make_console
 from ragen.run.sinks import Sink, make_sinks
 from ragen.store.episodes import episode_record

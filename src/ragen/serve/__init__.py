@@ -1,26 +1,20 @@
-"""`ragen serve`: a model offered to other programs, as an OpenAI-compatible server on this machine.
+"""`ragen serve`: an OpenAI-compatible server for one model.
 
     serve("pocket", port=8000)                       # until Ctrl-C
-    with running(local_model("pocket")) as server:   # in a program of one's own, on a free port
+    with web.Server(loaded, "pocket") as server:     # inside a program, on a free port
         server.base                                  # http://127.0.0.1:41325/v1
 
-`engine.py` hands out tokens as they come, `chat.py` puts messages into tokens, `batch.py` lets requests that wait
-together be answered together, `web.py` speaks HTTP.
+A request passes `access.py` (Host, key), `limits.py` (sizes and times), `request.py` (fields), `chat.py` (messages to
+tokens), `batch.py` and `engine.py` (sampling), `completion.py` (the answer). `web.py` has the routes.
 """
 
+import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ragen.errors import ConfigError
-from ragen.evaluate.models import LocalModel, local_model
-
-if TYPE_CHECKING:
-    from ragen.serve.web import Server
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+from ragen.evaluate.models import local_model
 
 
 def serve(
@@ -30,58 +24,42 @@ def serve(
     max_model_len: int | None = None,
     name: str | None = None,
     dry_run: bool = False,
+    api_key_env: str | None = None,
+    allowed_hosts: Sequence[str] = (),
 ) -> int:
-    """Serve until interrupted; returns the exit status."""
+    """Serve until interrupted; returns the exit status. `api_key_env` names the variable with the required key."""
     if not 0 <= port < 1 << 16:
         raise ConfigError(f"--port {port}: must be between 0 and 65535")
     if max_model_len is not None and max_model_len < 2:
         raise ConfigError(f"--max-model-len {max_model_len}: must be at least 2")
+    key = os.environ.get(api_key_env, "").strip() if api_key_env else ""
+    if api_key_env and not (key and key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError(f"--api-key-env {api_key_env}: the variable is not set, or is not a key without blanks")
     found = local_model(model)
-    if host not in LOOPBACK:
-        print(f"note: {host} can be reached from other machines, and no key is asked for", file=sys.stderr)
+    from ragen.serve.access import is_loopback
+
+    if not (is_loopback(host) or key):
+        text = "anyone there can use this model. Require a key with --api-key-env VARIABLE"
+        print(f"warning: other machines can reach {host}, and no key is required: {text}", file=sys.stderr)
     if dry_run:
         print(f"would serve {name or found.label} ({found.name}) at {base_of(host, port)}")
         return 0
-    with running(found, host, port, max_model_len, name) as server, _terminated():
-        print(f"serving {server.name} at {server.base} (Ctrl-C ends it)", flush=True)
+    from ragen.model.load import find_model, load_model
+    from ragen.serve.web import Server
+
+    loaded = load_model(find_model(found.name), merge=False)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM does what Ctrl-C does
+    with Server(loaded, name or found.label, host, port, max_model_len, key, allowed_hosts) as server:
         try:
+            print(f"serving {server.name} at {server.base} (Ctrl-C ends it)", flush=True)
             server.wait()
         except KeyboardInterrupt:
             print("stopping", file=sys.stderr)
+        finally:
+            signal.signal(signal.SIGTERM, before)
     return 0
 
 
 def base_of(host: str, port: int) -> str:
-    """What clients are given; an IPv6 address stands in brackets."""
+    """The address for clients; an IPv6 address is in brackets."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-
-
-@contextmanager
-def running(
-    model: LocalModel,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    max_model_len: int | None = None,
-    name: str | None = None,
-) -> Iterator["Server"]:
-    """A server that answers while the block runs. Port 0 is any that is free."""
-    from ragen.model.load import find_model, load_model
-    from ragen.serve.web import Server
-
-    loaded = load_model(find_model(model.name), merge=False)
-    with Server(loaded, name or model.label, host, port, max_model_len) as server:
-        yield server
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """A request to end is treated as Ctrl-C."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

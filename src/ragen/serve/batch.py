@@ -1,11 +1,11 @@
-"""Requests are answered together, whenever they come.
+"""Answers requests together, whenever they arrive.
 
     with Batcher(engine) as batcher:
-        batcher.submit(replies, how)            # returns at once; the replies fill themselves
+        batcher.submit(replies, sampling)       # returns at once; the replies fill up
 
-One thread runs the model, in bursts of a few tokens. Between two bursts, requests that have come join those that are
-drawn in the same way; those that are drawn in different ways take turns. A token's draw depends on its own prompt and
-seed, so nobody sees whom they shared a batch with.
+One thread runs the model in bursts of a few tokens. Between two bursts, new requests join those that are sampled in the
+same way; those sampled in different ways take turns. A token's draw depends on its own prompt and seed alone, so a
+reply does not depend on what shares its batch.
 """
 
 import threading
@@ -18,7 +18,7 @@ from ragen.engine.base import Sampling
 from ragen.engine.native.engine import EngineRun
 from ragen.serve.engine import Reply
 
-GATHER_S = 0.01  # clients that were answered together come back together, within this time
+GATHER_S = 0.01  # clients that were answered together return together, within this time
 
 
 class Batcher:
@@ -35,14 +35,17 @@ class Batcher:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """What runs and what waits is refused."""
+        """Refuses what runs, what waits, and what is submitted later."""
         self._is_closed = True
         self._has_news.set()
         self._thread.join()
+        self._refuse_all()
 
     def submit(self, replies: Sequence[Reply], sampling: Sampling) -> None:
         self._waiting.extend((sampling, reply) for reply in replies)
         self._has_news.set()
+        if not self._thread.is_alive():
+            self._refuse_all()
 
     def _work(self) -> None:
         while not self._is_closed:
@@ -51,12 +54,14 @@ class Batcher:
                 self._step(run)
                 if not run.rows:
                     del self._runs[sampling]
+
+    def _refuse_all(self) -> None:
         for reply in [*self._in_flight(), *(reply for _, reply in list(self._waiting))]:
             reply.is_cancelled = True
             reply.fail(RuntimeError("the server is stopping"))
 
     def _admit(self) -> None:
-        """Those that came first, as many as there are rows for; when idle, a moment after the first of them."""
+        """First come, first served, while there are free rows. When idle, wait a moment after the first."""
         if not self._runs and not self._waiting:
             self._has_news.wait()
             self._has_news.clear()
@@ -75,11 +80,11 @@ class Batcher:
         try:
             run.admit(self.engine.max_rows)
             run.step()
-        except Exception as error:  # whatever it is, the clients hear of it and the server goes on
+        except Exception as error:  # the clients get any error, and the server keeps running
             for reply in _replies(run):
                 reply.fail(error)
             run.rows = []
 
 
-def _replies(run: EngineRun) -> list[Reply]:
+def _replies(run: EngineRun) -> list[Any]:
     return [*(row.conversation for row in run.rows if row is not None), *run.waiting]

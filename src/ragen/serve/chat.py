@@ -1,30 +1,29 @@
 """Messages to token ids, so that a conversation continues exactly where the model left it.
 
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(SharedTokenizer(tokenizer))
     ids = renderer.ids(messages)                          # a trailing assistant message is the opening of the reply
     renderer.remember(messages, reply_ids, reply_text, ended_itself)
 
-A client sends past replies as text. Tokenised again, a text can become other tokens than those that were sampled; the
-replies of the last conversations are therefore kept as ids, and found again by their text.
+A client sends past replies as text, and tokenising a text again can give other tokens than those that were sampled. The
+ids of recent replies are therefore kept, and found again by their text. Text of a client never becomes a special token.
 """
 
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
 
 from ragen.agent.template import ChatTemplate
+from ragen.serve.errors import ApiError
+from ragen.serve.request import Message
 
 MAX_REMEMBERED = 20_000  # replies
-
-Message = dict[str, str]
-
-
-class BadMessages(ValueError):
-    """The messages cannot be put into tokens."""
 
 
 @dataclass(frozen=True)
@@ -34,41 +33,46 @@ class _Kept:
     ended_itself: bool
 
 
-class LockedTokenizer:
-    """A tokenizer for several threads: it changes its own settings from call to call."""
+class SharedTokenizer:
+    """A tokenizer for several threads, without a lock.
+
+    Whether special tokens are read in a text is a setting, which must not change while another thread encodes. So each
+    setting has its own copy.
+    """
 
     def __init__(self, tokenizer: Any):
-        self._tokenizer, self._lock = tokenizer, threading.RLock()
+        self._tokenizer, self._plain = tokenizer, deepcopy(tokenizer)
+        for is_plain in (False, True):
+            self.encode("", split_special_tokens=is_plain)  # the first call changes the setting, here in one thread
+
+    def encode(self, text: str, add_special_tokens: bool = False, split_special_tokens: bool = False) -> list[int]:
+        tokenizer = self._plain if split_special_tokens else self._tokenizer
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens, split_special_tokens=split_special_tokens)
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._tokenizer, name)
-        if not callable(value):
-            return value
-
-        def locked(*args: Any, **kwargs: Any) -> Any:
-            with self._lock:
-                return value(*args, **kwargs)
-
-        return locked
+        return getattr(self._tokenizer, name)
 
 
 class Renderer:
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: SharedTokenizer):
         self.tokenizer = tokenizer
         self.chat = ChatTemplate(tokenizer)
+        self.max_token_length = max(map(len, tokenizer.get_vocab()))
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
         self._lock = threading.Lock()
 
     def ids(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens in front of the reply."""
-        past, opening = _parted(messages)
-        if _is_plain(past):
-            return self._exact(past, opening)
-        return self._by_template(past, opening)
+        """The tokens before the reply."""
+        past, opening = _split(messages)
+        return self._exact(past, opening) if _is_plain(past) else self._by_template(past, opening)
+
+    def min_tokens(self, messages: Sequence[Message]) -> int:
+        """How many tokens these messages have at least. Cheap, however long they are."""
+        return sum(len(message["content"]) for message in messages) // self.max_token_length
 
     def remember(self, messages: Sequence[Message], sampled: Sequence[int], text: str, ended_itself: bool) -> None:
-        """Keep a reply to these messages: its text, the opening not included, and its ids."""
-        past, opening = _parted(messages)
+        """Keep a reply to these messages: its text without the opening, and its ids."""
+        past, opening = _split(messages)
         kept = _Kept(opening, tuple(sampled), ended_itself)
         with self._lock:
             for key in (_key(past, opening + text), _key((), opening + text)):
@@ -83,11 +87,18 @@ class Renderer:
         turns = list(zip(rest[::2], rest[1::2], strict=True))
         kept = [self._find(past[: 2 + 2 * index], reply["content"]) for index, (reply, _) in enumerate(turns)]
         openings = [*(item.opening for item in kept), opening]
-        ids = self.chat.opening_ids(system["content"], first["content"], openings[0])
+        ids = self._opened(partial(self.chat.opening_ids, system["content"], first["content"]), openings[0])
         for item, (_, user), next_opening in zip(kept, turns, openings[1:], strict=True):
             ids += item.ids if item.ended_itself else (*item.ids, *self.chat.closing_ids())
-            ids += self.chat.delta_ids(user["content"], next_opening)
+            ids += self._opened(partial(self.chat.delta_ids, user["content"]), next_opening)
         return ids
+
+    def _opened(self, ids_with: Callable[[str], list[int]], opening: str) -> list[int]:
+        """`ids_with(opening)`, but an opening that spells a special token is taken as plain text."""
+        tail = self.chat.tail
+        if self._special(self._encode(tail + opening)) == self._special(self._encode(tail)):
+            return ids_with(opening)
+        return ids_with("") + self._encode(opening, is_plain=True)
 
     def _find(self, past: Sequence[Message], text: str) -> _Kept:
         """A reply as it was sampled; one of another conversation with the same text; or the text in tokens."""
@@ -96,19 +107,37 @@ class Renderer:
                 if key in self._kept:
                     self._kept.move_to_end(key)
                     return self._kept[key]
-        ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return _Kept("", tuple(ids), ended_itself=False)
+        return _Kept("", tuple(self._encode(text, is_plain=True)), ended_itself=False)
 
     def _by_template(self, past: Sequence[Message], opening: str) -> list[int]:
-        """Any other order of messages, as the model's own template has it."""
+        """Any other order of messages, as the model's own template renders it.
+
+        Rendered a second time around placeholders, it shows which special tokens are the template's. If the text has
+        others, a client has spelt them: then the contents are encoded separately, as plain text.
+        """
+        ids = self._encode(self._render(past) + opening)
+        marked = [message | {"content": f"CONTENT{index}PLACEHOLDER"} for index, message in enumerate(past)]
+        scaffold = re.split(r"CONTENT(\d+)PLACEHOLDER", self._render(marked))
+        pieces = [past[int(part)]["content"] if index % 2 else part for index, part in enumerate(scaffold)]
+        encoded = [self._encode(piece, index % 2 == 1) for index, piece in enumerate([*pieces, opening])]
+        if self._special(ids) == [id_ for piece in encoded[::2] for id_ in self._special(piece)]:
+            return ids
+        return [id_ for piece in encoded for id_ in piece]
+
+    def _render(self, messages: Sequence[Message]) -> str:
         try:
-            text = self.tokenizer.apply_chat_template(list(past), tokenize=False, add_generation_prompt=True)
+            return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except (JinjaError, ValueError, IndexError) as error:
-            raise BadMessages(f"the model's chat template refuses these messages: {error}") from error
-        return self.tokenizer.encode(text + opening, add_special_tokens=False)
+            raise ApiError(f"the model's chat template refuses these messages: {error}", "messages") from error
+
+    def _encode(self, text: str, is_plain: bool = False) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=is_plain)
+
+    def _special(self, ids: Sequence[int]) -> list[int]:
+        return [id_ for id_ in ids if id_ in self.chat.special_ids]
 
 
-def _parted(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
+def _split(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
     """The messages before the reply, and the part of the reply that is given."""
     has_opening = messages[-1]["role"] == "assistant"
     return (messages[:-1], messages[-1]["content"]) if has_opening else (messages, "")
@@ -116,8 +145,7 @@ def _parted(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
 
 def _is_plain(past: Sequence[Message]) -> bool:
     roles = [message["role"] for message in past]
-    expected = ["system", "user", *(["assistant", "user"] * (len(roles) // 2 - 1))]
-    return len(roles) >= 2 and roles == expected
+    return len(roles) >= 2 and roles == ["system", "user", *["assistant", "user"] * (len(roles) // 2 - 1)]
 
 
 def _key(past: Sequence[Message], text: str) -> int:

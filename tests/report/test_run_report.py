@@ -16,9 +16,12 @@ from made_up_runs import make_episode, make_groups, make_turn, validation_metric
 from ragen.config.schema import Config
 from ragen.config.tree import leaves
 from ragen.report.charts import Axis, Line, line_chart, moving_average, nice_ticks, spread, thinned
-from ragen.report.html import not_default, write_report
-from ragen.report.replay import choose, reply_html
-from ragen.report.verdict import RULES, Stop, early_stop, verdict
+from ragen.report.pages import environment
+from ragen.report.replay import choose, reply_spans
+from ragen.report.run_report import write_report
+from ragen.report.settings import not_default
+from ragen.report.stop_section import RULES
+from ragen.report.verdict import Stop, early_stop, verdict
 from ragen.store.run_folder import Metrics
 from ragen.types import Group
 
@@ -62,6 +65,10 @@ def page_of(folder):
     # Stricter than HTML asks: the page is also XML, so nothing is left to a browser's guesswork.
     ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
     return Page(text), text
+
+
+def reply_html(text):
+    return str(environment().get_template("episode.html.jinja").module.spans(reply_spans(text)))
 
 
 def metrics_of(*rows):
@@ -223,8 +230,8 @@ def test_unknown_environment_and_settings_of_another_version(folder):
 
 def test_report_does_not_import_torch(full_folder):
     code = (
-        "import sys; from ragen.store.run_folder import RunFolder; from ragen.report.html import write_report\n"
-        "import ragen.report.console\n"
+        "import sys; from ragen.store.run_folder import RunFolder; from ragen.report.run_report import write_report\n"
+        "import ragen.run.console\n"
         "write_report(RunFolder(sys.argv[1])); print('torch' in sys.modules, 'transformers' in sys.modules)"
     )
     done = subprocess.run(
@@ -353,7 +360,7 @@ def test_a_fall_and_its_peak():
     )
     assert (found.headline, found.tone) == ("Validation success fell by 30.0 points", "bad")
     assert "It was at its best at step 5 with 70.0 % [66.0, 74.0], and has fallen since." in found.sentences
-    assert "Its success cannot be told from that of random play." in found.sentences
+    assert "The agent is not distinguishable from random play." in found.sentences
 
 
 @pytest.mark.parametrize(
@@ -373,7 +380,7 @@ def test_no_change_and_no_intervals():
     same = verdict(metrics_of((0, validation_metrics(0.3)), (9, validation_metrics(0.3))))
     assert same.headline == "Validation success did not change"
     rose = verdict(metrics_of((0, validation_metrics(0.3)), (9, validation_metrics(0.6))))
-    assert "No intervals were stored: whether this is more than noise cannot be said." in rose.sentences[0]
+    assert "No intervals were stored: whether this is more than noise is unknown." in rose.sentences[0]
 
 
 def test_early_stop_is_said():
