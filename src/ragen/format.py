@@ -1,4 +1,4 @@
-"""Numbers as people read them. None is a dash."""
+"""Numbers formatted for people. None is a dash."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ def percent(value: float | None, interval: tuple[float, float] | None = None) ->
 
 
 def short(value: float | None) -> str:
-    """0.1234, 12.34, 1234, 1e-06: four digits, and no exponent where none is needed."""
+    """0.1234, 12.34, 1234, 1e-06: four digits, with an exponent only where needed."""
     if value is None:
         return "–"
     if isinstance(value, int):  # and bool
@@ -55,7 +55,7 @@ def duration(seconds: float) -> str:
 
 
 def size_text(count: float) -> str:
-    """A number of bytes, as `1.2 GB`."""
+    """A number of bytes: `1.2 GB`."""
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

@@ -1,7 +1,7 @@
-"""What travels between the stages: Turn, Episode, Group. Plain Python, no torch.
+"""The data that the stages exchange: Turn, Episode, Group. Plain Python, no torch.
 
 Token in, token out: the ids that were sampled are the ids that are trained. A turn is given tokens, then sampled
-tokens, and a sequence is its turns put one after the other; nothing is ever rendered or tokenised again. Two turns in
+tokens; a sequence is its turns joined. Nothing is ever rendered or tokenised again. Two turns in
 context mode `full`, the first reply cut off by the token limit:
 
     turn 0  given_ids  <|im_start|>system … <|im_start|>user … <|im_start|>assistant\\n<think>     sampled 0 0 … 0
@@ -25,7 +25,7 @@ ENDINGS = {
     "won": (True, False),
     "lost": (True, True),
     "max_actions": (True, True),
-    "invalid": (True, True),  # a reply without a valid action, where the tag says `end_on_invalid`
+    "invalid": (True, True),  # a reply without a valid action, if the tag sets `end_on_invalid`
     "max_turn": (False, False),
     "max_length": (False, True),  # the next prompt would not fit into the context; see `window`
 }
@@ -33,12 +33,12 @@ ENDINGS = {
 
 @dataclass(frozen=True)
 class EpisodeState:
-    """Where an episode stands."""
+    """The progress of an episode."""
 
-    state: Any  # the environment's own
+    state: Any  # the environment's state
     num_turns: int = 0
     num_actions: int = 0  # executed so far; also the index of the next step's noise
-    reward: float = 0.0  # the environment's, summed over turns
+    reward: float = 0.0  # from the environment, summed over turns
     penalty: float = 0.0  # format penalties, summed over turns
     warn_invalid: bool = False  # the last reply had no valid action: the next prompt says so
     ended_by: str = ""  # a key of ENDINGS
@@ -64,12 +64,12 @@ class EpisodeState:
 class TurnResult:
     """What one reply did."""
 
-    reward: float  # the environment's reward of this turn
-    penalty: float  # the format penalty of this turn: `rules.format_penalty` or 0
+    reward: float  # from the environment, this turn
+    penalty: float  # this turn's format penalty: `rules.format_penalty` or 0
     actions: tuple[Hashable, ...]  # executed, in order
-    num_listed: int  # actions that the reply named
-    num_valid: int  # of them, known to the environment; some may not have been executed
-    num_effective: int  # of the executed, those that changed something
+    num_listed: int  # actions named in the reply
+    num_valid: int  # of these, known to the environment; not all are necessarily executed
+    num_effective: int  # executed actions that changed something
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Turn:
     """One prompt, one reply, and what it did."""
 
     given_ids: tuple[int, ...]
-    continues: bool  # `given_ids` follow the previous turn's reply; False: they are a prompt of their own
-    reply_ids: tuple[int, ...]  # all that was sampled, the end-of-turn token included if the model wrote one
+    continues: bool  # `given_ids` follow the previous turn's reply; False: they start a new prompt
+    reply_ids: tuple[int, ...]  # everything sampled, including the end-of-turn token if there is one
     log_probs: tuple[float, ...]  # of `reply_ids`, at the sampling temperature
     stopped_by: str  # one of STOPS
     state_text: str  # the observation
-    turn_text: str  # the user message without the feedback on the turn before
+    turn_text: str  # the user message without the feedback on the previous turn
     reply_text: str  # decoded, with the forced opening tag and without the end-of-turn token
     result: TurnResult
 
@@ -93,18 +93,18 @@ class Turn:
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """What the learner reads: tokens, and which of them were sampled."""
+    """The learner's input: tokens, and which of them were sampled."""
 
     ids: tuple[int, ...]
     sampled: tuple[bool, ...]
-    log_probs: tuple[float, ...]  # 0.0 where a token was given
-    first_turn: int  # the turn of the first reply in it
+    log_probs: tuple[float, ...]  # 0.0 for given tokens
+    first_turn: int  # the turn of its first reply
     reply_spans: tuple[tuple[int, int], ...]  # [start, stop) of each reply, in turn order
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One played level. (seed, split) fix the level, (seed, group, member) the luck: it can be replayed."""
+    """One played level. (seed, split) fix the level, (seed, group, member) the noise: it can be replayed."""
 
     tag: str
     seed: int
@@ -116,13 +116,13 @@ class Episode:
     final: EpisodeState
 
     def sequences(self) -> list[TokenSequence]:
-        """One sequence where every turn continues the one before (mode `full`), else one for each prompt."""
+        """One sequence if every turn continues the previous one (mode `full`), else one per prompt."""
         return [_joined(first, turns) for first, turns in _runs(self.turns)]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Episodes of one level that share their first prompt and are compared with each other."""
+    """Episodes of one level with the same first prompt; advantages compare them with each other."""
 
     tag: str
     seed: int
@@ -138,7 +138,10 @@ def _runs(turns: tuple[Turn, ...]) -> Iterator[tuple[int, tuple[Turn, ...]]]:
 
 
 def _joined(first_turn: int, turns: tuple[Turn, ...]) -> TokenSequence:
-    ids, sampled, log_probs, spans = [], [], [], []
+    ids: list[int] = []
+    sampled: list[bool] = []
+    log_probs: list[float] = []
+    spans: list[tuple[int, int]] = []
     for turn in turns:
         ids += turn.given_ids
         sampled += [False] * len(turn.given_ids)

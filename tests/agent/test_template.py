@@ -20,7 +20,7 @@ BROKEN = {
     "system message is refused": "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     + PLAIN,
     "system message is not rendered": "{% set messages = messages[1:] %}" + PLAIN,
-    "text of its own": PLAIN.replace(
+    "adds text to our messages": PLAIN.replace(
         "message.role + '\n' +",
         "message.role + '\n' + ('Knowledge cutoff: May 2024\nToday: 1 Jun 2025\n' if loop.first else '') +",
     ),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_experience import experience, settings
 
-from ragen.algo.advantage import ESTIMATORS, Estimate, ShapeSettings, shape_advantages
+from ragen.algo.advantage import ESTIMATORS, AdvantageEstimate, ShapeSettings, shape_advantages
 
 
 def shape(estimator="grpo", soft_reweight=False, loss_scaling="none", length_weight=False, zero_task=False):
@@ -100,7 +100,7 @@ def test_against_plain_loops(episodes, kept_ratio):
         reward for length, value in zip(lengths, returns, strict=True) for reward in [0.0] * (length - 1) + [value]
     ]
     made = experience([[length] for length in lengths], rewards, groups)
-    estimate = Estimate(torch.arange(1.0, len(rewards) + 1, dtype=torch.float64), None)
+    estimate = AdvantageEstimate(torch.arange(1.0, len(rewards) + 1, dtype=torch.float64), None)
     members = {
         group: [value for value, other in zip(returns, groups, strict=True) if other == group] for group in groups
     }

@@ -146,7 +146,7 @@ def test_workers_that_are_gone_end_the_run():
             return items
 
         def gather(self, mine):
-            raise RunFailed("worker 0 has lost the others")
+            raise RunFailed("worker 0 lost contact with the others")
 
     with pytest.raises(RunFailed):
         CollapseWatch(config_of(), Digits(), Lonely(), print).measure(1, GROUPS, Uniform(), Clock())
@@ -161,7 +161,7 @@ def test_one_prompt_is_not_enough_and_that_is_said():
         "collapse/first_turn_num_valid",
         "collapse/first_turn_valid_rate",
     }
-    assert len(told) == 2 and all("two prompts with a reasoning are needed, and there are 1" in text for text in told)
+    assert len(told) == 2 and all("needs two prompts with a reasoning, found 1" in text for text in told)
 
 
 def test_moving_averages_survive_in_the_state():

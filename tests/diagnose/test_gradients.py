@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragen.diagnose import gradients
-from ragen.diagnose.gradients import BUCKETINGS, Loss, Sums, by_spread, place_for, signal_to_noise, sweep
+from ragen.diagnose.gradients import BUCKETINGS, Loss, Sums, by_spread, device_for, signal_to_noise, sweep
 from ragen.distributed.workers import Workers
 
 STDS = st.lists(st.sampled_from([0.0, 0.3, 0.999, 1.0, 2.5, 4.0, 5.0, 7.0]), max_size=17)
@@ -242,5 +242,5 @@ def test_large_sums_lie_in_main_memory(monkeypatch, free, cached, place):
     """Of 100 bytes an eighth stays free, and room for as much again: 10 more need 12 + 20."""
     for name, value in {"memory_reserved": 40 + cached, "memory_allocated": 40, "mem_get_info": (free, 100)}.items():
         monkeypatch.setattr(gradients.torch.cuda, name, lambda device, value=value: value)
-    assert place_for(10, torch.device("cuda")).type == place
-    assert place_for(10**15, torch.device("cpu")).type == "cpu"
+    assert device_for(10, torch.device("cuda")).type == place
+    assert device_for(10**15, torch.device("cpu")).type == "cpu"

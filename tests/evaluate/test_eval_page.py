@@ -3,8 +3,8 @@
 import re
 from xml.etree import ElementTree
 
-from ragen.config.baseline_budget import Baselines
 from ragen.config.compose import resolve
+from ragen.env.baseline_budget import Baselines
 from ragen.evaluate.metrics import Outcome, measure
 from ragen.evaluate.page import write_report
 from ragen.evaluate.run import ModelResult

@@ -13,7 +13,7 @@ from stub_plans import make_cell, make_plan
 
 from ragen.errors import ConfigError
 from ragen.experiment import wandb_sync
-from ragen.experiment.live import Row, View
+from ragen.experiment.live import LiveRow, View
 from ragen.experiment.results import (
     Result,
     changed_settings,
@@ -290,7 +290,7 @@ def test_without_a_key_nothing_is_tried():
 
 def test_progress_reads_what_has_come_since():
     log, folder = Path("a.log"), RunFolder("saved/a")
-    progress = Row(make_cell("a", log_path=log))
+    progress = LiveRow(make_cell("a", log_path=log))
     progress.update()
     assert progress.step is None and progress.seconds_left is None
     log.write_text("note: x\nrun folder: saved/a\n")

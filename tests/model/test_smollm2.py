@@ -84,7 +84,7 @@ def test_one_that_fails_leaves_nothing(cache, monkeypatch):
     monkeypatch.setattr(smollm2, "write", writes("new", fails))
     with pytest.raises(OSError, match="no space left"):
         smollm2.converted(PACKAGE, "small.gguf")
-    assert [path.name for path in cache.parent.iterdir()] == ["smollm2.lock"]
+    assert [path.name for path in cache.parent.iterdir()] == []
     monkeypatch.setattr(smollm2, "write", writes("new"))
     smollm2.converted(PACKAGE, "small.gguf")
     assert held(cache) == WHOLE
@@ -98,7 +98,7 @@ def test_what_a_killed_one_left_is_replaced(cache, monkeypatch):
     monkeypatch.setattr(smollm2, "write", writes("new"))
     smollm2.converted(PACKAGE, "small.gguf")
     assert held(cache) == WHOLE
-    assert sorted(path.name for path in cache.parent.iterdir()) == ["smollm2", "smollm2.lock"]
+    assert sorted(path.name for path in cache.parent.iterdir()) == ["smollm2"]
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):

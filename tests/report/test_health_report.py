@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import make_episode, make_turn
 
-from ragen.algo.filter import KEPT, OUTSIDE, Verdict, faint_share
+from ragen.algo.filter import KEPT, OUTSIDE, GroupVerdict, faint_share
 from ragen.cli.runs import columns_of
 from ragen.config.schema import Config
 from ragen.report.run_report import write_report
@@ -145,10 +145,10 @@ def test_repeated_runs_of_tokens_against_a_naive_count(ids):
 
 def test_faint_groups_by_hand():
     """The largest std is 5, so below 0.5 is faint; a zero is none, since nothing divides it; the last was left out."""
-    verdicts = [Verdict(True, KEPT)] * 4 + [Verdict(False, OUTSIDE)]
+    verdicts = [GroupVerdict(True, KEPT)] * 4 + [GroupVerdict(False, OUTSIDE)]
     assert faint_share([5.0, 0.4, 0.5, 0.0, 0.1], verdicts) == 1 / 4
-    assert faint_share([5.0], [Verdict(False, OUTSIDE)]) == 0.0
-    assert faint_share([0.0, 0.0], [Verdict(True, KEPT)] * 2) == 0.0
+    assert faint_share([5.0], [GroupVerdict(False, OUTSIDE)]) == 0.0
+    assert faint_share([0.0, 0.0], [GroupVerdict(True, KEPT)] * 2) == 0.0
 
 
 def test_what_division_blows_up_is_measured_where_there_is_a_division():

@@ -189,13 +189,13 @@ def test_a_resumed_run_ends_bit_equal(finished, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lora.rank=4"], r"actor has lora\.rank=8, and here it is lora\.rank=4: set it as it was"),
+        (["lora.rank=4"], r"actor has lora\.rank=8, but this run has lora\.rank=4: set it as it was"),
         (
             ["lora.alpha=8", "lora.target_modules='.*[qv]_proj'"],
             r"lora\.alpha=16 lora\.target_modules=\[down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj\], and "
             r"here it is lora\.alpha=8 lora\.target_modules=\[q_proj,v_proj\]: set it as it was",
         ),
-        (["critic.model.lora_alpha=8"], r"critic has critic\.model\.lora_alpha=16, and here it is .*=8: set it as"),
+        (["critic.model.lora_alpha=8"], r"critic has critic\.model\.lora_alpha=16, but this run has .*=8: set it as"),
         (
             ["model_path=pocket-blank"],
             "was trained above pocket, and the weights of pocket-blank are others: set model_path=pocket,",
@@ -275,7 +275,7 @@ def test_a_critic_is_no_model(finished, tmp_path, capsys):
     ):
         assert main(command) == 2
         assert (
-            f"is a critic, which values what was said and says nothing: name its checkpoint, {finished.checkpoint}"
+            f"is a critic and cannot generate text: use its checkpoint, {finished.checkpoint}"
             in (capsys.readouterr().err)
         )
     assert {path.name for path in finished.checkpoint.iterdir()} >= {"actor", "critic"}
@@ -430,7 +430,7 @@ def test_a_checkout_can_be_moved(checkout, tmp_path, monkeypatch):
     weights = load_file(new / "models/base/model.safetensors")
     save_file({name: weight + 1e-3 for name, weight in weights.items()}, new / "models/base/model.safetensors")
     with pytest.raises(
-        ConfigError, match=rf"of {checkout}/models/base: .* {new}/models/base has other weights than it"
+        ConfigError, match=rf"of {checkout}/models/base: .*{new}/models/base has different weights"
     ):
         find_model(str(new / "checkpoints/one/global_step_1"))
 
@@ -441,7 +441,7 @@ def test_another_base_can_be_named(checkout, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["merge", str(checkpoint), "--dry-run"]) == 2
     told = capsys.readouterr().err
-    assert f"is an adapter of {checkout}/models/base: model {checkout}/models/base: there is no such folder" in told
+    assert f"is an adapter of {checkout}/models/base: model {checkout}/models/base: directory not found" in told
     assert "--base MODEL" in told and "Repo id" not in told and "pocket" not in told
     for name in ("pocket-blank", str(base)):
         assert main(["merge", str(checkpoint), "--base", name, "--dry-run"]) == 0

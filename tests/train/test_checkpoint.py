@@ -406,7 +406,7 @@ def test_from_a_model_only_checkpoint_the_optimizer_begins_anew_in_its_place(tmp
 @pytest.mark.parametrize("name", ["actor", "critic"])
 def test_contents_without_a_model_are_refused(tmp_path, name, listed):
     keywords = {"contents": listed} if name == "actor" else {"critic_contents": listed}
-    with pytest.raises(ConfigError, match=rf"{name}\.checkpoint\.save_contents=.*must hold model"):
+    with pytest.raises(ConfigError, match=rf"{name}\.checkpoint\.save_contents=.*must contain model"):
         CheckpointStore(tmp_path, **keywords)
 
 

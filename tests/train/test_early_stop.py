@@ -32,7 +32,7 @@ def test_collapse_by_hand():
     assert play(stop, 0.19) == ["reward_variance_collapse"]
     assert stop.metrics()["early_stopped/reward_variance_collapse"] == 1.0
     assert stop.explain() == (
-        "rollout/in_group_reward_std was below 0.2 in 10 steps one after the other, 0.19 in the last; that is 10% "
+        "rollout/in_group_reward_std was below 0.2 in 10 consecutive steps, 0.19 in the last; that is 10% "
         "of 2, its mean over the first 10 steps"
     )
 
@@ -87,7 +87,7 @@ def test_low_success_by_hand():
     rules = [stop.after_validation({SUCCESS: value}) for value in values]
     assert rules == [None] * 9 + ["low_validation_success"]  # 0.01 is not below it, and begins the count anew
     assert stop.explain() == (
-        "val-env/CoordSokoban/success was below 1% in 5 validations one after the other, 0.78% in the last"
+        "val-env/CoordSokoban/success was below 1% in 5 consecutive validations, 0.78% in the last"
     )
     assert stop.metrics()["early_stopped/low_validation_success"] == 1.0
 
@@ -118,7 +118,7 @@ def test_empty_steps_by_hand():
         "rollout/consecutive_empty_after_filter_steps": 3.0,
         "early_stopped/empty_filtered_steps": 1.0,
     }
-    assert stop.explain() == "the filter kept no group in 3 steps one after the other"
+    assert stop.explain() == "the filter kept no group in 3 consecutive steps"
 
 
 @pytest.mark.parametrize("never", [0, -1])

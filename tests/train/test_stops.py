@@ -64,7 +64,7 @@ def test_a_filter_that_keeps_nothing_ends_the_run_after_five_steps(tmp_path):
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
     assert ended.returncode == 3, ended.stderr
     assert "Traceback" not in ended.stderr
-    explained = "the filter kept no group in 5 steps one after the other"
+    explained = "the filter kept no group in 5 consecutive steps"
     assert f"stopped early by the rule empty_filtered_steps: {explained}" in ended.stdout.splitlines()
     assert json.loads(folder.finished_path.read_text()) == {
         "status": "early_stopped", "step": 5, "rule": "empty_filtered_steps", "explanation": explained

@@ -206,7 +206,7 @@ def test_who_loses_the_others_says_so(nursery, tmp_path):
     second.kill()
     ended = first.end()
     assert ended.status == 1
-    assert "worker 0 has lost the others" in ended.err and "Traceback" not in ended.err
+    assert "worker 0 lost contact with the others" in ended.err and "Traceback" not in ended.err
 
 
 @pytest.fixture

@@ -5,15 +5,15 @@
     while not episode.finished:
         episode, turn = take_turn(env, tag, rules, episode, ("Up", "Left"), noise)
 
-Rollouts, play and baselines all go through `take_turn`. It is pure: an episode can be copied, replayed or forked at
-any turn. The environment's reward and the format penalty are kept apart all the way.
+Rollouts, play and baselines all use `take_turn`. It is pure: an episode can be copied, replayed or forked at any turn.
+The environment's reward and the format penalty stay separate.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ragen.agent.rules import AgentRules
-from ragen.env.base import Environment, Tag
+from ragen.env.base import Action, Environment, Tag
 from ragen.prng import uniform
 from ragen.types import EpisodeState, TurnResult
 
@@ -31,17 +31,18 @@ def take_turn(
 ) -> tuple[EpisodeState, TurnResult]:
     """Execute the actions that a reply names.
 
-    `well_formed` is False for a reply that did not follow the format or was cut off: it costs the format penalty
-    whatever its actions are.
+    `well_formed` is False for a reply that broke the format or was cut off: it costs the format penalty, whatever its
+    actions.
     """
     assert not episode.finished, f"the episode ended by {episode.ended_by}"
     assert len(action_texts) <= rules.max_actions_per_turn, "parse_reply keeps at most max_actions_per_turn"
 
-    # Names are read in the state that the agent was shown.
+    # Parse names in the state that the agent saw.
     read = [env.parse_action(episode.state, text) for text in action_texts]
     valid = [action for action in read if action is not None]
 
-    state, executed, reward, num_effective, ending = episode.state, [], 0.0, 0, ""
+    state, reward, num_effective, ending = episode.state, 0.0, 0, ""
+    executed: list[Action] = []
     for action in valid[: actions_left(episode, tag)]:
         transition = env.step(state, action, noise_of_step(episode.num_actions + len(executed)))
         state = transition.state
@@ -84,7 +85,7 @@ def _limit_reached(tag: Tag, rules: AgentRules, episode: EpisodeState) -> str:
 
 
 def noise_stream(seed: int, group: int, member: int) -> NoiseOfStep:
-    """The luck of one episode: members of a group share the level but not this."""
+    """The noise of one episode: members of a group share the level, but not the noise."""
     return lambda step: uniform("noise", seed, group, member, step)
 
 

@@ -1,10 +1,10 @@
-"""Reading a reply: which actions does it name?
+"""Parse a reply: which actions does it name?
 
     >>> parse_reply("<think>Go up.</think><answer>Up || Up || Left</answer>", True, "||", max_actions=2)
     Reply(well_formed=True, think_text='Go up.', answer_text='Up || Up || Left', actions=('Up', 'Up'), num_dropped=1)
 
-The text is the whole reply, the forced opening tag included. A `Reply` is for acting only: the conversation and the
-training batch keep the sampled tokens as they are, surplus actions and text after the answer included.
+The text is the whole reply, including the forced opening tag. A `Reply` is only for acting: the conversation and the
+training batch keep all sampled tokens, including surplus actions and text after the answer.
 """
 
 import re
@@ -16,7 +16,7 @@ THINK_THEN_ANSWER = re.compile(r"</think>\s*<answer>")
 
 @dataclass(frozen=True)
 class Reply:
-    """What a reply says. A malformed one names no actions."""
+    """A parsed reply. A malformed one names no actions."""
 
     well_formed: bool
     think_text: str = ""
@@ -42,8 +42,8 @@ def parse_reply(
 def _think_and_answer(text: str) -> tuple[str, str] | None:
     """The first `<think>…</think> <answer>…</answer>`, found in linear time.
 
-    A lazy regular expression over both blocks says the same, but takes quadratic time on a reply that repeats an
-    opening tag, as collapsed models do. If the first `<think>` has no match, no later one has.
+    A lazy regular expression over both blocks finds the same, but takes quadratic time on a reply that repeats an
+    opening tag, as collapsed models do. If the first `<think>` does not match, no later one does.
     """
     start = text.find("<think>")
     if start < 0:
@@ -63,6 +63,6 @@ def _answer_alone(text: str) -> tuple[str, str] | None:
 
 
 def _without(literals: tuple[str, ...], text: str) -> str:
-    # Longest first, so that a literal which is the beginning of another one does not leave the other's tail.
+    # Longest first: a literal that is a prefix of another must not leave the other's tail.
     pattern = "|".join(re.escape(literal) for literal in sorted(literals, key=len, reverse=True) if literal)
     return re.sub(pattern, "", text).strip()

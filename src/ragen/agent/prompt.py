@@ -1,14 +1,14 @@
-"""The words that the agent reads: system message, turns, feedback.
+"""The text that the agent reads: system message, turns, feedback.
 
     prompt = STYLES[rules.prompt_style](env, tag, rules, reply_limit=400)
     prompt.system_text()
     prompt.turn_text(turn_number=1, state=state, actions_left=10, warn_invalid=False)
     prompt.feedback_text(-0.2) + prompt.turn_text(2, ...)            # one user message
-    prompt.reply_prefix()                                            # the reply begins with this, given, not sampled
+    prompt.reply_prefix()                                            # the given, not sampled, start of the reply
 
-Two styles: `full` explains everything; `terse` takes less than half of the tokens, for tiny models that learn the game
-from its rewards. Both say only what is true of this environment, tag and run. Rollouts, training, evaluation and
-fine-tuning data take their words from here, so what is sampled on is what is trained on.
+Two styles: `full` explains everything; `terse` takes less than half the tokens, for tiny models that learn the game
+from its rewards. Both state only what is true of this environment, tag and run. Rollouts, training, evaluation and
+fine-tuning data all use these texts, so sampling and training see the same prompts.
 """
 
 from abc import ABC, abstractmethod
@@ -18,13 +18,13 @@ from ragen.agent.rules import AgentRules
 from ragen.env.base import Environment, State, Tag
 from ragen.types import Turn
 
-# Enough levels to see whether the actions depend on the level: a game that names or orders two of them by the flip
-# of a coin passes for constant once in 2**15.
+# Enough levels to tell whether the actions depend on the level: a game that orders two of them by a coin flip looks
+# constant once in 2**15.
 NUM_LEVELS_COMPARED = 16
 
 
-class Prompt(ABC):
-    """The texts of one tag. Everything is known before the first level but the states."""
+class PromptStyle(ABC):
+    """The texts of one tag. All but the states is known before the first level."""
 
     def __init__(self, env: Environment, tag: Tag, rules: AgentRules, reply_limit: int):
         self.env = env
@@ -32,7 +32,7 @@ class Prompt(ABC):
         self.rules = rules
         self.reply_budget = reply_limit if tag.max_tokens is None else min(tag.max_tokens, reply_limit)
         self.max_actions = min(rules.max_actions_per_turn, tag.max_actions_per_traj)
-        # Where a turn without an action ends the episode, there are no more turns than actions.
+        # If a turn without an action ends the episode, there are no more turns than actions.
         self.max_turns = min(rules.max_turn, tag.max_actions_per_traj) if tag.end_on_invalid else rules.max_turn
         self.total_actions = min(tag.max_actions_per_traj, rules.max_turn * rules.max_actions_per_turn)
         self.fixed_actions = _actions_of_every_level(env)
@@ -43,19 +43,19 @@ class Prompt(ABC):
 
     @abstractmethod
     def system_text(self) -> str:
-        """The same for all levels of the tag, so that its computation is shared by all episodes."""
+        """The same for all levels of the tag, so that all episodes share its computation."""
 
     @abstractmethod
     def turn_text(self, turn_number: int, state: State, actions_left: int, warn_invalid: bool) -> str:
-        """What the agent is told before a reply. Turns count from 1; `actions_left` is what the tag's limit leaves."""
+        """The user message before a reply. Turns count from 1; `actions_left` is what the tag's limit leaves."""
 
     @abstractmethod
     def feedback_text(self, reward: float) -> str:
-        """The reward of the last turn; goes in front of the next turn's text, in the same message."""
+        """The reward of the last turn, placed before the next turn's text in the same message."""
 
     @abstractmethod
     def summary_text(self, shown: Sequence[Turn], num_past: int) -> str:
-        """The last `len(shown)` of `num_past` turns as text, in front of the current turn's; for `single_turn`."""
+        """The last `len(shown)` of `num_past` turns as text, before the current turn's; for `single_turn`."""
 
     def _possible_actions(self, turn_number: int, actions_left: int) -> int:
         """The actions that can still be taken: the turns left may allow fewer than the tag does."""
@@ -63,7 +63,7 @@ class Prompt(ABC):
         return min(actions_left, turns_left * self.rules.max_actions_per_turn)
 
     def _actions_shown_with(self, state: State) -> str:
-        """The actions of this state, where they depend on the level; empty where the system message has them."""
+        """The actions of this state if they depend on the level; empty if the system message lists them."""
         return "" if self.fixed_actions else ", ".join(self.env.action_names(state).values())
 
     def _reply_form(self, thoughts: str) -> str:
@@ -72,7 +72,7 @@ class Prompt(ABC):
         return f"{think}<answer>{answer}</answer>"
 
 
-class FullPrompt(Prompt):
+class FullPrompt(PromptStyle):
     """Explains the game, the limits and the format, and repeats the format with each turn."""
 
     def system_text(self) -> str:
@@ -122,7 +122,7 @@ class FullPrompt(Prompt):
         )
 
 
-class TersePrompt(Prompt):
+class TersePrompt(PromptStyle):
     """One line of system text; each turn is the state and its counters."""
 
     def system_text(self) -> str:
@@ -132,7 +132,7 @@ class TersePrompt(Prompt):
         return " ".join(filter(None, (name, actions, f"{limit} a turn: {self._reply_form('')}")))
 
     def turn_text(self, turn_number: int, state: State, actions_left: int, warn_invalid: bool) -> str:
-        # A state may begin or end with a blank; a line before and after it keeps templates from trimming it.
+        # A state may start or end with a blank; a line before and after it keeps templates from trimming it.
         return _lines(
             f"turn {turn_number}/{self.max_turns}",
             self.env.render(state),
@@ -150,18 +150,18 @@ class TersePrompt(Prompt):
         )
 
 
-STYLES: dict[str, type[Prompt]] = {"full": FullPrompt, "terse": TersePrompt}
+STYLES: dict[str, type[PromptStyle]] = {"full": FullPrompt, "terse": TersePrompt}
 
 
 def _actions_of_every_level(env: Environment) -> tuple[str, ...]:
-    """The names of the actions where all levels have the same ones in the same order, else nothing."""
+    """The action names, if all levels have the same ones in the same order; else empty."""
     levels = (env.reset(seed, "train") for seed in range(NUM_LEVELS_COMPARED))
     names = {tuple(env.action_names(level).values()) for level in levels}
     return names.pop() if len(names) == 1 else ()
 
 
 def _number(reward: float) -> str:
-    # Rounding hides what summing 0.1s leaves behind; adding 0.0 turns -0.0 into 0.
+    # Rounding hides the error of summing 0.1s; adding 0.0 turns -0.0 into 0.
     return f"{round(reward, 6) + 0.0:g}"
 
 

@@ -1,16 +1,15 @@
-"""A conversation as token ids, by the tokenizer's own chat template, one message at a time.
+"""A conversation as token ids, from the tokenizer's chat template, one message at a time.
 
-    chat = ChatTemplate(tokenizer)                       # tests the template, or raises TemplateError naming the part
+    chat = ChatTemplate(tokenizer)                       # tests the template; raises TemplateError naming the part
     ids = chat.opening_ids(system_text, user_text, "<think>")        # up to and including the forced "<think>"
     ids += reply_ids                                                 # sampled, never rendered again
-    ids += chat.closing_ids()                                        # only where the reply did not end itself
+    ids += chat.closing_ids()                                        # only if the reply has no end-of-turn token
     ids += chat.delta_ids(next_user_text, "<think>")                 # what follows the end-of-turn token
 
-The template is a program, of which nothing is known by the model's name. It is rendered once around placeholders, and
-cut there into a scaffold: `head SYSTEM middle USER tail REPLY end_of_turn link USER tail REPLY …`. That is right only
-if the template is a plain concatenation, so at construction conversations of every kind are rendered both ways. A
-template that rewrites earlier messages is refused: its model would meet, once served, another conversation than the
-one it was trained on.
+The template is a program, and the model's name says nothing about it. It is rendered once around placeholders and cut
+into a scaffold: `head SYSTEM middle USER tail REPLY end_of_turn link USER tail REPLY …`. That is right only if the
+template is a plain concatenation, so the constructor renders conversations of every kind both ways. A template that
+rewrites earlier messages is rejected: once served, its model would see other conversations than in training.
 """
 
 import re
@@ -19,13 +18,13 @@ from typing import Any
 
 from jinja2 import TemplateError as JinjaError
 
-# Text of the template around our messages, special tokens aside, is role names ("system", "[INST] <<SYS>>") and no
-# sentence. More words than this, and the template speaks beside us.
+# The template's text around our messages, besides special tokens, is role names ("system", "[INST] <<SYS>>"). With more
+# words than this it adds sentences.
 MAX_HEADER_WORDS = 3
 
 SYSTEM, USER, NEXT_USER, REPLY = "SYSTEMPLACEHOLDER", "USERPLACEHOLDER", "NEXTUSERPLACEHOLDER", "REPLYPLACEHOLDER"
 
-# What goes wrong when a reply of this kind does not come back as it is.
+# The problem, if a reply of this kind does not come back unchanged.
 PROBE_REPLIES = {
     "earlier messages are rewritten": "Left.",
     "the think block of earlier replies is dropped or rewritten": "<think>A wall.</think><answer>Left</answer>",
@@ -36,7 +35,7 @@ PROBE_REPLIES = {
 REPLY_WITH_OUTER_SPACE = "\n <answer>Left</answer> \n"
 
 
-# Members of a group are given the same opening, and often meet the same state again.
+# Members of a group get the same opening, and often reach the same state again.
 NUM_REMEMBERED = 1024
 
 
@@ -54,7 +53,7 @@ class ChatTemplate:
         self.special_ids = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special_tokens = tuple(tokenizer.convert_ids_to_tokens(sorted(self.special_ids)))  # for `parse_reply`
         self._scaffold_cache: dict[tuple[str, ...], list[int]] = {}
-        self._encode = lru_cache(NUM_REMEMBERED)(self._encode_anew)
+        self._encode = lru_cache(NUM_REMEMBERED)(self._encode_uncached)
         self._cut_scaffold()
         problems = [*self._default_text(), *self._rewritten_replies(), *self._wrong_endings()]
         if problems:
@@ -62,28 +61,28 @@ class ChatTemplate:
         self.trims_replies = self._trims_replies()
 
     def opening_ids(self, system_text: str, user_text: str, reply_prefix: str) -> list[int]:
-        """A conversation's beginning, up to and including the forced opening of the first reply."""
+        """The start of a conversation, up to and including the forced opening of the first reply."""
         return list(self._encode(self.head, system_text, self.middle, user_text, self.tail + reply_prefix))
 
     def delta_ids(self, user_text: str, reply_prefix: str) -> list[int]:
         """What follows the end-of-turn token of the last reply, up to and including the next forced opening."""
-        # Encoded behind the end-of-turn token: some tokenizers treat the beginning of a text in a special way.
+        # Encoded after the end-of-turn token: some tokenizers treat the start of a text differently.
         ids = self._encode(self.end_of_turn_text + self.link, user_text, self.tail + reply_prefix)
         assert ids[0] == self.end_of_turn_id
         return list(ids[1:])
 
     def closing_ids(self) -> list[int]:
-        """The given tokens that close a reply which did not end itself."""
+        """The given tokens that close a reply without an end-of-turn token."""
         return [self.end_of_turn_id]
 
     # --- tokens -------------------------------------------------------------------------------------------------
 
-    def _encode_anew(self, *pieces: str) -> tuple[int, ...]:
+    def _encode_uncached(self, *pieces: str) -> tuple[int, ...]:
         """Token ids of scaffold, content, scaffold, content, … scaffold.
 
-        Joined and encoded as one text, as the model saw it in its training. But a content in which a special token
-        is spelt out could end the message and open another one: where other special tokens come out than those of
-        the scaffold, the contents are encoded by themselves with all special tokens taken as plain text.
+        Joined and encoded as one text, as in the model's training. But a content that spells out a special token could
+        end the message and open another one: if the special tokens are not those of the scaffold, the contents are
+        encoded separately, with all special tokens as plain text.
         """
         ids = self._ids("".join(pieces))
         if self._special(ids) == self._special_of_scaffold(pieces[::2]):
@@ -122,11 +121,12 @@ class ChatTemplate:
         self.end_of_turn_text = self.tokenizer.convert_ids_to_tokens(first_id) if first_id in self.special_ids else ""
         if not self.end_of_turn_text or not rest[1].startswith(self.end_of_turn_text):
             raise _refusal([f"replies are not closed by a special token, but by {rest[1]!r}"])
-        self.end_of_turn_id: int = first_id
+        assert first_id is not None
+        self.end_of_turn_id = first_id
         self.link = rest[1].removeprefix(self.end_of_turn_text)
 
     def _render(self, system: str, users: list[str], replies: list[str], refused: str) -> str:
-        """The template's text of a conversation; it asks for a reply if the last message is the user's."""
+        """The template's text of a conversation; it asks for a reply if the user wrote the last message."""
         messages = [{"role": "system", "content": system}]
         for index, user in enumerate(users):
             messages.append({"role": "user", "content": user})
@@ -139,7 +139,7 @@ class ChatTemplate:
             raise _refusal([f"{refused}: {error}"]) from error
 
     def _assemble(self, system: str, users: list[str], replies: list[str]) -> str:
-        """The same text, from the scaffold."""
+        """The same text, built from the scaffold."""
         text = self.head + system + self.middle + users[0] + self.tail
         for user, reply in zip(users[1:], replies, strict=False):
             text += reply + self.end_of_turn_text + self.link + user + self.tail
@@ -148,17 +148,17 @@ class ChatTemplate:
     # --- the tests ----------------------------------------------------------------------------------------------
 
     def _default_text(self) -> list[str]:
-        """Is there a sentence beside our system message?"""
+        """Does the template add a sentence to our messages?"""
         for part in (self.head, self.middle, self.tail, self.link):
             words = part
             for token in self.special_tokens:
                 words = words.replace(token, " ")
             if len(re.findall(r"\w+", words)) > MAX_HEADER_WORDS:
-                return [f"it adds text of its own beside our messages: {part!r}"]
+                return [f"it adds text to our messages: {part!r}"]
         return []
 
     def _rewritten_replies(self) -> list[str]:
-        """Does every kind of reply stay as it is while the conversation grows over four turns?"""
+        """Does every kind of reply stay unchanged while the conversation grows over four turns?"""
         problems = []
         for problem, reply in PROBE_REPLIES.items():
             for num_users in (2, 3, 4):
@@ -169,11 +169,11 @@ class ChatTemplate:
                 if ours != theirs:
                     problems.append(f"{problem}: {_difference(ours, theirs)}")
                     break
-        # Where even the plainest reply does not come back, the cause is one and the first probe names it.
+        # If even the plainest reply changes, there is one cause, and the first probe names it.
         return problems[:1] if len(problems) == len(PROBE_REPLIES) else problems
 
     def _wrong_endings(self) -> list[str]:
-        """Is a reply closed by exactly one special token, also the last one, and is that where tokens are cut?"""
+        """Does exactly one special token close every reply, also the last, and do tokens split there?"""
         problems = []
         opening = self._assemble(SYSTEM, [USER], [])
         finished = self._render(SYSTEM, [USER], [REPLY], "a reply is refused")
@@ -191,8 +191,8 @@ class ChatTemplate:
         return problems
 
     def _trims_replies(self) -> bool:
-        """Are blanks around a reply removed? Harmless, and common: a forced opening leaves none in front, and blanks
-        that the model samples after its answer stay in our ids."""
+        """Are blanks around a reply removed? Common and harmless: a forced opening leaves none before the reply, and
+        blanks that the model samples after its answer stay in our ids."""
         users, replies = ["State.", "Go."], [REPLY_WITH_OUTER_SPACE]
         theirs = self._render("Play.", users, replies, "a later user message is refused")
         if theirs == self._assemble("Play.", users, replies):
@@ -207,13 +207,13 @@ def _refusal(problems: list[str]) -> TemplateError:
     listed = "".join(f"\n  - {problem}" for problem in problems)
     return TemplateError(
         f"this model's chat template cannot be used for multi-turn training:{listed}\n"
-        "Choose another model, or set tokenizer.chat_template (chat_template.jinja in the model's folder) to one that "
-        "renders every message as it is, whatever follows."
+        "Choose another model, or set tokenizer.chat_template (chat_template.jinja in the model's directory) to one "
+        "that renders every message unchanged, whatever follows."
     )
 
 
 def _difference(ours: str, theirs: str, width: int = 40) -> str:
-    """Where two texts part, with a little of what comes before."""
+    """Where two texts differ, with some text before it."""
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     start = max(0, at - width // 2)
     return f"expected …{ours[start : at + width]!r}…, the template gives …{theirs[start : at + width]!r}…"

@@ -1,56 +1,55 @@
 """How much of the past the agent sees: `full`, `limited_multi_turn`, `single_turn`.
 
     window = WINDOWS[rules.context_window_mode]
-    given = window(view, past_turns, turn_text)          # the tokens in front of the next reply
+    given = window(view, past_turns, turn_text)          # the tokens before the next reply
     if given.too_long: ...                               # end the episode as `max_length`
 
 | mode                 | prompt of a turn                                                   | training sequence |
 |----------------------|--------------------------------------------------------------------|-------------------|
-| `full`               | only what is new; it continues the sequence that the engine holds  | the episode       |
+| `full`               | only the new tokens, which continue the engine's sequence          | the episode       |
 | `limited_multi_turn` | system message, then the last k turns as a chat                    | each turn         |
 | `single_turn`        | system message, then one message: k - 1 past turns retold, and now | each turn         |
 
-k is `max_context_window`, the current turn included; `full` has no use for it. In a chat, past replies re-enter as the
-ids that were sampled; `single_turn` retells their text. The first turn in view has no feedback on the turn before it,
-which is out of view.
+k is `max_context_window`, including the current turn; `full` ignores it. In a chat, past replies re-enter as the
+sampled ids; `single_turn` retells their text. The first turn in view has no feedback on the turn before it, which is
+out of view.
 
-Too long (more than `max_prompt_tokens`, the model's length less the room for a reply): the windowed modes leave out the
-oldest turns one by one, never the system message. A current turn that is too long by itself, or any turn in
-`full`, where leaving something out would not continue the sequence, is flagged and not cut: the episode ends there,
-truncated.
+If a prompt is too long (more than `max_prompt_tokens`, the model's length minus the room for a reply), the windowed
+modes drop the oldest turns one by one, never the system message. A current turn that is too long by itself, or any turn
+in `full`, where dropping tokens would break the sequence, is flagged and not cut: the episode ends there, truncated.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ragen.agent.prompt import Prompt
+from ragen.agent.prompt import PromptStyle
 from ragen.agent.template import ChatTemplate
 from ragen.types import Turn
 
 
 @dataclass(frozen=True)
 class View:
-    """What does not change from turn to turn."""
+    """The part that is the same for every turn."""
 
     chat: ChatTemplate
-    prompt: Prompt
+    prompt: PromptStyle
     system_text: str
     num_turns_in_view: int  # AgentRules.num_turns_in_view
-    max_prompt_tokens: int  # max_model_len less the reply limit
+    max_prompt_tokens: int  # max_model_len minus the reply limit
 
 
 @dataclass(frozen=True)
 class Given:
-    """The tokens to give to the engine before the next reply."""
+    """The tokens that the engine gets before the next reply."""
 
     ids: tuple[int, ...]
-    continues: bool  # they follow the last reply in the engine's cache; False: they start anew
+    continues: bool  # they follow the last reply in the engine's cache; False: they start a new sequence
     too_long: bool
     num_past_shown: int
 
 
 def full(view: View, past: Sequence[Turn], turn_text: str) -> Given:
-    """Everything so far, of which only the new tokens are returned."""
+    """Everything so far; returns only the new tokens."""
     if past:
         ids = _next_ids(view, past[-1], turn_text)
     else:
@@ -82,7 +81,7 @@ WINDOWS: dict[str, Callable[[View, Sequence[Turn], str], Given]] = {
 
 
 def _longest_that_fits(view: View, past: Sequence[Turn], ids_of: Callable[[Sequence[Turn]], list[int]]) -> Given:
-    """The prompt with as many of the turns in view as the length allows."""
+    """The prompt with as many turns in view as fit."""
     num_shown = min(len(past), view.num_turns_in_view - 1)
     while True:
         ids = ids_of(past[len(past) - num_shown :])
@@ -101,7 +100,7 @@ def _chat_ids(view: View, shown: Sequence[Turn], turn_text: str) -> list[int]:
 
 
 def _next_ids(view: View, turn: Turn, next_text: str) -> list[int]:
-    """What follows a reply: its closing where it has none, feedback and next turn in one message, the next opening."""
+    """The tokens after a reply: its closing if missing, feedback and next turn in one message, the next opening."""
     ended_itself = turn.stopped_by == "end_of_turn"
     assert ended_itself == (turn.reply_ids[-1] == view.chat.end_of_turn_id)
     closing = [] if ended_itself else view.chat.closing_ids()

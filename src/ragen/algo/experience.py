@@ -1,11 +1,11 @@
-"""What the estimators look at: the sampled tokens of a step's kept episodes, one after the other.
+"""The input of the estimators: the sampled tokens of a step's kept episodes, concatenated.
 
     experience = Experience(rewards_T, episode_T, turn_T, group_E)
     experience.returns_E, experience.num_tokens_E
 
-Episode after episode and, within an episode, turn after turn; given tokens are not there. It looks the same in all
-context windows: an episode that was cut into one sequence per turn is still one episode here. Two episodes of one
-group, the first with two turns of 2 and 1 tokens, the second with one turn of 3, scored 5 and -1:
+Episode by episode and, within an episode, turn by turn, without given tokens. It is the same for all context windows:
+an episode that was cut into one sequence per turn is still one episode here. Two episodes of one group, the first with
+two turns of 2 and 1 tokens, the second with one turn of 3, scored 5 and -1:
 
     rewards_T  0 0 5   0 0 -1
     episode_T  0 0 0   1 1  1
@@ -22,12 +22,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Experience:
-    """Tokens with their rewards. All tensors lie on one device."""
+    """Tokens with their rewards. All tensors are on one device."""
 
     rewards_T: Tensor  # the episode's score on its last token, or each turn's on the last token of that turn
     episode_T: Tensor  # 0 … E-1, in order; every episode has a token
     turn_T: Tensor  # the turn within the episode, in order
-    group_E: Tensor  # any integers: equal ones belong together, and nothing else is read from them
+    group_E: Tensor  # any integers: equal ones belong to the same group
     values_T: Tensor | None = None  # what the critic expected at each token, for `gae`
 
     def __post_init__(self):
@@ -44,7 +44,7 @@ class Experience:
 
     @cached_property
     def returns_E(self) -> Tensor:
-        """What each episode earned in all, in float64."""
+        """The total reward of each episode, in float64."""
         return sum_by(self.rewards_T, self.episode_T, len(self.group_E))
 
     @cached_property
@@ -53,7 +53,7 @@ class Experience:
 
     @cached_property
     def segment_T(self) -> Tensor:
-        """The turn of each token, numbered through all episodes."""
+        """The turn of each token, numbered across all episodes."""
         return number_turns(self.episode_T, self.turn_T)
 
     @cached_property
@@ -66,14 +66,14 @@ class Experience:
 
 
 def number_turns(episode_T: Tensor, turn_T: Tensor) -> Tensor:
-    """Turns numbered through all episodes: 0 for the first turn of the first episode, then one by one."""
+    """Turns numbered across all episodes, from 0 for the first turn of the first episode."""
     starts_T = torch.ones_like(episode_T, dtype=torch.bool)
     starts_T[1:] = (episode_T.diff() != 0) | (turn_T.diff() != 0)
     return starts_T.cumsum(0) - 1
 
 
 def last_of_each(segment_T: Tensor) -> Tensor:
-    """True at the last token of each stretch of equal numbers."""
+    """True at the last token of each run of equal numbers."""
     last_T = torch.ones_like(segment_T, dtype=torch.bool)
     last_T[:-1] = segment_T.diff() != 0
     return last_T

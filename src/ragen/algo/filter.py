@@ -1,15 +1,15 @@
-"""Which groups are worth an update: score each group, keep whole groups, say why. Plain Python, no torch.
+"""Which groups are worth an update: score each group, keep whole groups, give a reason. Plain Python, no torch.
 
     scores_G = [group_score("reward_variance", rewards) for rewards in rewards_G]     # rewards of the group's episodes
     verdicts_G = select(scores_G, rule)
     kept = [group for group, verdict in zip(groups, verdicts_G) if verdict.keep]
     metrics = filter_metrics("reward_variance", rewards_G, scores_G, verdicts_G)
 
-A group whose episodes all earned the same teaches nothing, and one whose rewards differ only by a step penalty is
-blown up to full size by the division by its std: such groups are better left out.
+A group whose episodes all got the same reward teaches nothing, and if rewards differ only by a step penalty, dividing
+by the std inflates that noise to full size: it is better to drop such groups.
 
-A metric makes one score of a quantity of the group's episodes. An episode is one episode in every context window: its
-length is what it sampled in all its turns, its entropy the mean over all its sampled tokens.
+A metric reduces a quantity of the group's episodes to one score. An episode counts once in every context window: its
+length is the number of tokens sampled in all its turns, its entropy the mean over all its sampled tokens.
 
 | metric                            | score of a group                                  |
 |-----------------------------------|---------------------------------------------------|
@@ -20,29 +20,29 @@ length is what it sampled in all its turns, its entropy the mean over all its sa
 | `entropy_variance`, `entropy_std` | sample std of these; 0 in a group of one          |
 | `length`                          | mean number of sampled tokens                     |
 
-With `include_zero` false, groups whose score is 0 (1e-10 or less, in size) are no candidates; no candidates, none kept.
-A strategy then judges the candidates, best first: the highest score for `largest`, the lowest if not, and the earlier
-group at a tie.
+With `include_zero` false, groups whose score is 0 (1e-10 or less, in size) are not candidates; without candidates none
+is kept. A strategy then ranks the candidates, best first: the highest score if `largest`, else the lowest; at a tie the
+earlier group.
 
-`top_p`, value p. With p >= 1, all candidates. Otherwise they are taken until they hold a share p of the mass:
+`top_p`, value p. With p >= 1, all candidates. Otherwise take them until they hold a share p of the mass:
 - `linear`: mass = score. Stop when the running sum reaches p * (sum of all) - selection_eps, or before a score <= 0;
-  if the sum was not reached, nothing is kept. When p * (sum of all) is no more than selection_eps nothing is
-  kept either: an all-zero step is an empty step. Scores below zero lower the sum to reach and are never taken.
-  For the smallest, a zero comes first and ends the walk: nothing is kept.
+  if the sum was not reached, nothing is kept. If p * (sum of all) is at most selection_eps, nothing is kept either: an
+  all-zero step is an empty step. Scores below zero lower the sum to reach and are never taken.
+  For the smallest, a zero comes first and stops the search: nothing is kept.
 - `softmax`: mass = exp(score), exp(-score) for the smallest. Stop when the running sum reaches p * (sum of all); at
-  least one group is kept, and of equal scores as many as make up the share.
+  least one group is kept, and of equal scores as many as fill the share.
 
-`top_k`, value p: the best floor(p * number of all groups), at least one. All groups count, also those that are no
-candidates: p = 0.5 of 8 groups is 4, and 3 where only 3 are candidates. `top_f` is the older name of the same.
-`top_k_abs`, value k: the best k, or all where there are fewer.
-For both, zeros are scores like others: an all-zero step keeps its first groups.
+`top_k`, value p: the best floor(p * number of all groups), at least one. All groups count, also those that are not
+candidates: p = 0.5 of 8 groups is 4, or 3 if only 3 are candidates. `top_f` is an older name for it.
+`top_k_abs`, value k: the best k, or all if there are fewer.
+For both, zeros are ordinary scores: an all-zero step keeps its first groups.
 
-`min_p`, value p: all whose score is near the best one: at least p * best for `largest`, at most best / p for the
-smallest (p = 0: any). A share of a negative score means nothing: where the best is below 0, those equal to it are kept.
-So the best always is. An all-zero step is kept whole; for the smallest, a zero keeps only zeros, unless p is 0.
+`min_p`, value p: all scores near the best: at least p * best for `largest`, at most best / p for the smallest (p = 0:
+any). A share of a negative score is meaningless: if the best is below 0, only scores equal to it are kept. So the best
+is always kept. An all-zero step is kept whole; for the smallest, a zero keeps only zeros, unless p is 0.
 
-Worked, linear with eps 0.01: scores 4, 3, 2, 1 and p = 0.6 have to reach 5.99, and 4 + 3 does: two groups are kept. So
-they are by `top_k` with 0.5 or 0.74, by `top_k_abs` with 2, and by `min_p` with 0.75: at least 3.
+Worked, linear with eps 0.01: scores 4, 3, 2, 1 and p = 0.6 must reach 5.99, and 4 + 3 does: two groups are kept. The
+same two are kept by `top_k` with 0.5 or 0.74, by `top_k_abs` with 2, and by `min_p` with 0.75: at least 3.
 """
 
 import math
@@ -52,17 +52,17 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean, stdev
 
-ZERO_SCORE = 1e-10  # a score of this size or less is zero, and scores no further apart are equal to min_p
-FAINT = 0.1  # a spread of less than this share of the step's largest says little about who played better
+ZERO_SCORE = 1e-10  # a score of at most this size is zero, and scores this close are equal for min_p
+FAINT = 0.1  # a spread below this share of the step's largest says little about which episode was better
 ROUNDING = 1e-9  # 0.29 of 100 groups are 29, though 0.29 * 100 is a little less in floats
 
 KEPT = "kept"
-ZERO = "zero score"  # no candidate, since include_zero is false
-OUTSIDE = "outside top-p mass"  # the better groups hold the mass already
-BEYOND_K = "outside top-k"  # as many better groups as are to be kept
+ZERO = "zero score"  # not a candidate, since include_zero is false
+OUTSIDE = "outside top-p mass"  # better groups already hold the top-p share
+BEYOND_K = "outside top-k"  # there are k better groups
 FAR = "too far from the best"  # min_p
 NO_MASS = "too little mass"  # linear: p * (sum of scores) <= selection_eps
-NOT_REACHED = "threshold not reached"  # linear: a score <= 0 ended the walk too early
+NOT_REACHED = "threshold not reached"  # linear: a score <= 0 stopped the search too early
 REASONS = (KEPT, ZERO, OUTSIDE, BEYOND_K, FAR, NO_MASS, NOT_REACHED)
 
 
@@ -83,7 +83,7 @@ class FilterRule:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GroupVerdict:
     keep: bool
     reason: str  # one of REASONS
 
@@ -93,14 +93,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class GroupMetric:
-    """A score of a group: a quantity of each episode, and what is made of the group's values."""
+    """A score of a group: a quantity of each episode, and how the group's values are reduced."""
 
     quantity: str  # also the name in `rollout/in_group_<quantity>_*`
     reduce: Callable[[Sequence[float]], float]
 
 
 def sample_std(values: Sequence[float]) -> float:
-    """With n - 1; 0 for a single value. The arithmetic inside is exact: equal values of any size give exactly 0."""
+    """With n - 1; 0 for a single value. The arithmetic is exact: equal values of any size give exactly 0."""
     return stdev(values) if len(values) > 1 else 0.0
 
 
@@ -125,8 +125,8 @@ def group_score(metric: str, values_E: Sequence[float]) -> float:
     return METRICS[metric].reduce(values_E)
 
 
-def select(scores_G: Sequence[float], rule: FilterRule) -> list[Verdict]:
-    """One verdict per group, in the order of the scores."""
+def select(scores_G: Sequence[float], rule: FilterRule) -> list[GroupVerdict]:
+    """One verdict per group, in the same order."""
     if not all(math.isfinite(score) for score in scores_G):
         raise ValueError(f"every group score must be a finite number, got {list(scores_G)}")
     reasons = [ZERO] * len(scores_G)
@@ -134,7 +134,7 @@ def select(scores_G: Sequence[float], rule: FilterRule) -> list[Verdict]:
     chosen = STRATEGIES[rule.strategy]([scores_G[index] for index in candidates], rule, len(scores_G))
     for index, reason in zip(candidates, chosen, strict=True):
         reasons[index] = reason
-    return [Verdict(reason == KEPT, reason) for reason in reasons]
+    return [GroupVerdict(reason == KEPT, reason) for reason in reasons]
 
 
 def top_p(scores: Sequence[float], rule: FilterRule, num_groups: int) -> list[str]:
@@ -147,7 +147,7 @@ def top_p(scores: Sequence[float], rule: FilterRule, num_groups: int) -> list[st
 
 
 def top_k(scores: Sequence[float], rule: FilterRule, num_groups: int) -> list[str]:
-    """The best groups, as many as are a share `value` of all groups."""
+    """The best groups: a share `value` of all groups."""
     return _first_kept(_best_first(scores, rule), max(1, math.floor(rule.value * num_groups + ROUNDING)), BEYOND_K)
 
 
@@ -173,12 +173,12 @@ def min_p(scores: Sequence[float], rule: FilterRule, num_groups: int) -> list[st
 
 
 def _best_first(scores: Sequence[float], rule: FilterRule) -> list[int]:
-    """Indices; a stable sort leaves equal scores in their order."""
+    """Indices; the sort is stable, so equal scores keep their order."""
     return sorted(range(len(scores)), key=lambda index: -scores[index] if rule.largest else scores[index])
 
 
 def _first_kept(ranked: Sequence[int], num_kept: int, reason: str) -> list[str]:
-    """`KEPT` for the first of the ranked indices, and the reason for the others, in the order of the indices."""
+    """`KEPT` for the first ranked indices and `reason` for the others, in index order."""
     reasons = [reason] * len(ranked)
     for index in ranked[:num_kept]:
         reasons[index] = KEPT
@@ -186,8 +186,8 @@ def _first_kept(ranked: Sequence[int], num_kept: int, reason: str) -> list[str]:
 
 
 def _linear(ordered: Sequence[float], rule: FilterRule) -> tuple[int, str]:
-    """How many of the scores, best first, are kept, and why the others are not."""
-    # All sums run in the same order: the last running sum is the total, so rounding cannot put it out of reach.
+    """How many of the scores, best first, to keep, and why the others are dropped."""
+    # The total is the last running sum: with another order of additions, rounding could put it out of reach.
     running = list(accumulate(ordered, initial=0.0))
     threshold = rule.value * running[-1] - rule.selection_eps
     if threshold <= 0:
@@ -201,13 +201,13 @@ def _linear(ordered: Sequence[float], rule: FilterRule) -> tuple[int, str]:
 
 
 def _softmax(ordered: Sequence[float], rule: FilterRule) -> tuple[int, str]:
-    # Masses are left unnormalised: those of equal scores are then exactly 1 and sum without rounding.
+    # Masses stay unnormalised: those of equal scores are exactly 1 and sum without rounding.
     running = list(accumulate(math.exp(-abs(score - ordered[0])) for score in ordered))
     num_kept = next((index + 1 for index, mass in enumerate(running) if mass >= rule.value * running[-1]), 0)
     return num_kept, OUTSIDE
 
 
-# A strategy sees the candidates' scores, the rule and the number of all groups, and gives a reason for each candidate.
+# (scores of the candidates, rule, number of all groups) -> a reason for each candidate
 Strategy = Callable[[Sequence[float], FilterRule, int], list[str]]
 STRATEGIES: dict[str, Strategy] = {
     "top_p": top_p,
@@ -217,7 +217,7 @@ STRATEGIES: dict[str, Strategy] = {
     "top_f": top_k,
 }
 _FRACTION = (lambda value: 0 < value <= 1, "keeps a fraction of the groups, at most 1; for a count use top_k_abs")
-# Which values a strategy takes, in code and in words.
+# The valid values of each strategy, as a test and as text.
 VALUES: dict[str, tuple[Callable[[float], bool], str]] = {
     "top_p": (lambda value: value > 0, "takes a share above 0; 1 keeps every candidate"),
     "top_k": _FRACTION,
@@ -235,12 +235,11 @@ PROB_MODES: dict[str, Callable[[Sequence[float], FilterRule], tuple[int, str]]] 
 
 
 def filter_metrics(
-    metric: str, values_G_E: Sequence[Sequence[float]], scores_G: Sequence[float], verdicts_G: Sequence[Verdict]
+    metric: str, values_G_E: Sequence[Sequence[float]], scores_G: Sequence[float], verdicts_G: Sequence[GroupVerdict]
 ) -> dict[str, float]:
-    """What the filter saw and did: means over groups of each group's std, max, mean and sum, and counts of verdicts.
+    """Metrics of the filter: means over groups of each group's std, max, mean and sum, and counts of verdicts.
 
-    `values_G_E` holds the metric's quantity of each episode. The same names appear at every step; means over no group
-    are 0.
+    `values_G_E` holds the metric's quantity of each episode. Every step has the same names; means over no group are 0.
     """
     quantity = METRICS[metric].quantity
     metrics = in_group_metrics(quantity, values_G_E, verdicts_G)
@@ -258,7 +257,7 @@ def filter_metrics(
 
 
 def in_group_metrics(
-    quantity: str, values_G_E: Sequence[Sequence[float]], verdicts_G: Sequence[Verdict]
+    quantity: str, values_G_E: Sequence[Sequence[float]], verdicts_G: Sequence[GroupVerdict]
 ) -> dict[str, float]:
     """`rollout/in_group_<quantity>_…` over all groups, `rollout/chosen_in_group_<quantity>_…` over those kept."""
     chosen_G_E = [values for values, verdict in zip(values_G_E, verdicts_G, strict=True) if verdict.keep]
@@ -269,10 +268,10 @@ def in_group_metrics(
     }
 
 
-def faint_share(stds_G: Sequence[float], verdicts_G: Sequence[Verdict]) -> float:
-    """Of the kept groups, the share with a reward std that is not 0 and below a tenth of the largest of all; 0 of none.
+def faint_share(stds_G: Sequence[float], verdicts_G: Sequence[GroupVerdict]) -> float:
+    """The share of kept groups with a reward std above 0 but below a tenth of the largest; 0 without kept groups.
 
-    Divided by its own std such a group counts as much as one in which some won and some lost.
+    Divided by its std, such a group counts as much as one in which some episodes won and some lost.
     """
     kept = [std for std, verdict in zip(stds_G, verdicts_G, strict=True) if verdict.keep]
     faint = [std for std in kept if not _is_zero(std) and std < FAINT * max(stds_G)]

@@ -3,7 +3,7 @@
     groups = compare(values_E, group_E)
     groups.centred_E / (groups.std_G + 1e-6)[groups.index_E]
 
-What has no peers is measured against mean 0 and std 1: a group of one keeps its value.
+A group of one gets mean 0 and std 1: it keeps its value.
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from ragen.algo.experience import sum_by
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    centred_E: Tensor  # the value less the mean of its group
+    centred_E: Tensor  # the value minus the mean of its group
     std_G: Tensor  # sample standard deviation, with n - 1
     size_G: Tensor
-    index_E: Tensor  # which group, 0 … G-1
+    index_E: Tensor  # the group, 0 … G-1
 
 
 def compare(values_E: Tensor, group_E: Tensor) -> Groups:
-    """Each value within its group. Group ids are any integers, in any order. Equal values centre to exactly 0."""
+    """Compare each value with its group. Group ids are any integers, in any order. Equal values centre to exactly 0."""
     assert values_E.ndim == 1 and group_E.shape == values_E.shape, (values_E.shape, group_E.shape)
     ids_G, index_E = torch.unique(group_E, return_inverse=True)
     exact_E, num = values_E.double(), len(ids_G)
-    # Measured from the group's lowest value, equal values are exactly 0. In the plain formula the rounding of their
-    # mean is divided by a std of the same size: sixteen returns of 100.1 in float32 would get advantages of 0.86.
+    # Relative to the group's lowest value, equal values are exactly 0. The plain formula would divide the rounding
+    # error of their mean by a std of the same size: sixteen returns of 100.1 in float32 would get advantages of 0.86.
     zeros_G = torch.zeros(num, dtype=torch.float64, device=values_E.device)
     above_E = exact_E - zeros_G.scatter_reduce(0, index_E, exact_E, "amin", include_self=False)[index_E]
     size_G = torch.bincount(index_E, minlength=num)

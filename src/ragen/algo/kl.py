@@ -1,22 +1,22 @@
-"""How far the policy is from its reference, and what that costs.
+"""KL between the policy and its reference, as a loss or in the reward.
 
     kl_T = kl_of_tokens("low_var_kl", log_probs_T, ref_log_probs_T)                      # with gradient: for the loss
     experience, metrics = pay_kl(experience, kl_of_tokens("kl", old_T, ref_T), control)  # without: in the reward
 
-For a sampled token, d is its log-prob under the policy less that under the reference. All but the last estimate
-KL(policy || reference) from the token that was sampled:
+For a sampled token, d is its log-prob under the policy minus that under the reference. All kinds but the last estimate
+KL(policy || reference) from the sampled token:
 
 | kind                             | value                                        | its mean over samples is       |
 |----------------------------------|----------------------------------------------|--------------------------------|
 | `kl`, `k1`                       | d                                            | the KL                         |
-| `abs`                            | abs(d)                                       | no KL; never negative          |
+| `abs`                            | abs(d)                                       | not a KL; never negative       |
 | `mse`, `k2`                      | d^2 / 2                                      | nearly the KL where d is small |
 | `low_var_kl`, `low-var-kl`, `k3` | exp(-d) + d - 1, at most 10; -d within 20    | the KL; never negative         |
 | `full`                           | sum over the vocabulary of p (log p - log q) | the KL, without sampling noise |
 
-In a loss the slope counts, not the value. On average over samples of the policy, that of `k1` is zero: there it only
-adds noise. That of `k2` is the slope of KL(policy || reference), and that of `k3`, where nothing is cut, the slope of
-KL(reference || policy). A trailing `+` (`k1+`, `low_var_kl+`, …) has the value of its kind and the gradient of `k2`.
+In a loss the gradient counts, not the value. On average over samples of the policy, that of `k1` is zero: it only adds
+noise. That of `k2` is the gradient of KL(policy || reference), and that of `k3`, where nothing is clipped, the gradient
+of KL(reference || policy). A trailing `+` (`k1+`, `low_var_kl+`, …) has the value of its kind and the gradient of `k2`.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from ragen.algo.experience import Experience, sum_by
 
 MAX_LOG_RATIO = 20.0
 MAX_LOW_VAR_KL = 10.0
-MAX_ERROR = 0.2  # by how much the adaptive coefficient looks at the error, at most
+MAX_ERROR = 0.2  # the adaptive coefficient clips the error to this
 
 
 def _low_var_kl(difference_T: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def _half_square(difference_T: Tensor) -> Tensor:
 
 
 FULL = "full"
-# From log-prob less reference log-prob to the penalty of the token.
+# (log-prob minus reference log-prob) -> penalty of the token
 SAMPLED_KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "kl": lambda difference_T: difference_T,
     "k1": lambda difference_T: difference_T,
@@ -57,19 +57,19 @@ KINDS = (*SAMPLED_KINDS, FULL)
 
 
 def needs_vocabulary(kind: str) -> bool:
-    """Whether `kl_of_tokens` has to be given `full_T`."""
+    """Whether `kl_of_tokens` needs `full_T`."""
     return kind.removesuffix("+") == FULL
 
 
 def kl_of_tokens(kind: str, log_probs_T: Tensor, ref_log_probs_T: Tensor, full_T: Tensor | None = None) -> Tensor:
-    """The penalty of each sampled token. `full_T` is what `full_kl` gives for the same tokens; only `full` needs it."""
+    """The penalty of each sampled token. `full_T` is `full_kl` of the same tokens; only `full` needs it."""
     assert log_probs_T.shape == ref_log_probs_T.shape and log_probs_T.ndim == 1, (log_probs_T.shape, ref_log_probs_T)
     base = kind.removesuffix("+")
     assert base in KINDS, kind
     difference_T = log_probs_T - ref_log_probs_T
     if base == FULL:
         if full_T is None:
-            raise ValueError("KL type full needs the distributions over the vocabulary: give full_T=full_kl(…)")
+            raise ValueError("KL type full needs the distributions over the vocabulary: pass full_T=full_kl(…)")
         assert full_T.shape == log_probs_T.shape, (full_T.shape, log_probs_T.shape)
         value_T = full_T
     else:
@@ -84,7 +84,7 @@ def full_kl(log_probs_T_V: Tensor, ref_log_probs_T_V: Tensor) -> Tensor:
     """KL(policy || reference) of each row: log-probs over the whole vocabulary in, one number per token out."""
     assert log_probs_T_V.shape == ref_log_probs_T_V.shape, (log_probs_T_V.shape, ref_log_probs_T_V.shape)
     probs_T_V = log_probs_T_V.exp()
-    # A word of probability 0 costs nothing, also where its log-prob is minus infinity.
+    # A token of probability 0 costs nothing, even if its log-prob is minus infinity.
     costs_T_V = torch.where(probs_T_V > 0, log_probs_T_V - ref_log_probs_T_V, 0.0)
     return (probs_T_V * costs_T_V).sum(dim=-1)
 
@@ -94,12 +94,12 @@ def full_kl(log_probs_T_V: Tensor, ref_log_probs_T_V: Tensor) -> Tensor:
 
 @dataclass
 class KlController:
-    """The coefficient of the KL in the reward: fixed, or steered towards a target.
+    """The coefficient of the KL in the reward: fixed, or adapted to a target.
 
     control = KlController("adaptive", coefficient=0.001, target=0.1, horizon=10000)
     control.update(kl, num_episodes=128)
 
-    Adaptive (arXiv 1909.08593): times 1 + e * num_episodes / horizon, where e = KL / target - 1, within 0.2.
+    Adaptive (arXiv 1909.08593): times 1 + e * num_episodes / horizon, where e = KL / target - 1, clipped to 0.2.
     """
 
     type: str  # fixed | adaptive
@@ -124,9 +124,9 @@ class KlController:
 
 
 def pay_kl(experience: Experience, kl_T: Tensor, control: KlController) -> tuple[Experience, dict[str, float]]:
-    """Each token's reward less coefficient * KL. The control is updated afterwards, with this step's KL.
+    """Subtract coefficient * KL from each token's reward, then update the control with this step's KL.
 
-    That is the mean over episodes of the mean over their tokens.
+    That KL is the mean over episodes of the mean over their tokens.
     """
     assert kl_T.shape == experience.rewards_T.shape, (kl_T.shape, experience.rewards_T.shape)
     kl_T, num_episodes = kl_T.detach(), len(experience.group_E)

@@ -1,29 +1,29 @@
 """The loss of a mini-batch: a sum of named terms, each a weighted sum over its sampled tokens.
 
     weights_T = token_weights(num_tokens_S, loss_agg_mode)           # once for the mini-batch
-    means_T = token_weights(num_tokens_S, "token-mean")              # for the metrics, whatever the aggregation
-    for micro in micro_batches:                                      # any cut, any order; inside, T is one part
+    means_T = token_weights(num_tokens_S, "token-mean")              # for the metrics, with any aggregation
+    for micro in micro_batches:                                      # any split, any order; inside, T is one part
         losses_T, diagnostics = policy_terms(log_probs_T, old_log_probs_T, advantages_T, 0.2, 0.28, 3.0)
         terms = [Term("task", 1.0, losses_T), entropy_term(entropies_T, 0.001), kl_term(kl_T, 0.01)]
         weighted_sum(terms, weights_T[micro]).backward()
         sums = add_sums(sums, policy_sums(losses_T, diagnostics, entropies_T, weights_T[micro], means_T[micro]))
     metrics = policy_metrics(sums)
 
-T runs over sampled tokens only; given tokens never come here, so there is no mask. The weights are fixed for the
-mini-batch before it is cut. Micro-batches, packing and workers then only decide in which order the same numbers
-are added. (Means taken per micro-batch would let the memory budget change the loss.)
+T runs over sampled tokens only, so there is no mask. The weights are fixed for the mini-batch before it is split.
+Micro-batches, packing and workers then only decide the order in which the same numbers are added. (With means per
+micro-batch the memory budget would change the loss.)
 
-The sum of weight times loss is, for S sequences (those without a sampled token do not count) of n tokens each:
+The sum of weight times loss is, for S sequences (sequences without a sampled token do not count) of n tokens each:
 
 | `loss_agg_mode`           | weight of a token | the sum is                                                      |
 |---------------------------|-------------------|-----------------------------------------------------------------|
 | `token-mean`              | 1 / (all tokens)  | the mean over tokens: long sequences count more                 |
 | `seq-mean-token-mean`     | 1 / (S n)         | the mean over sequences of their means (GRPO)                   |
 | `seq-mean-token-sum`      | 1 / S             | the mean over sequences of their sums                           |
-| `seq-mean-token-sum-norm` | 1 / (S L)         | that, over a length L which is the same for all (Dr. GRPO)      |
+| `seq-mean-token-sum-norm` | 1 / (S L)         | the same, divided by a constant length L (Dr. GRPO)             |
 
-L is `norm_length`: the most tokens that a sequence may have, so that it is one constant for the whole run and no
-length changes what a token counts. Not given, it is the longest sequence of the mini-batch.
+L is `norm_length`: the most tokens that a sequence may have, one constant for the whole run, so that a token's weight
+does not depend on any length. By default it is the longest sequence of the mini-batch.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,7 +38,7 @@ ESS = "actor/effective_sample_size"
 RATIO_MEAN = "ratio_mean"  # additive parts of ESS, not metrics themselves
 RATIO_SQUARE_MEAN = "ratio_square_mean"
 
-# What a sequence's losses are divided by, from the tokens of each sequence, the number of sequences and the length L.
+# (tokens of each sequence, number of sequences, length L) -> what a sequence's losses are divided by
 AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "token-mean": lambda num_tokens_S, num, length: num_tokens_S.sum(),
     "seq-mean-token-mean": lambda num_tokens_S, num, length: num * num_tokens_S,
@@ -50,10 +50,10 @@ AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
 def token_weights(
     num_tokens_S: Tensor, mode: str, dtype: torch.dtype = torch.float32, norm_length: int | None = None
 ) -> Tensor:
-    """The weights, sequence after sequence, with which the sum over tokens is the aggregate of the mini-batch."""
+    """The token weights, sequence by sequence, that make a sum over tokens the aggregate of the mini-batch."""
     assert mode in AGGREGATIONS, mode
     if norm_length is not None and norm_length < 1:
-        raise ValueError(f"norm_length={norm_length}: a length of at least 1 token")
+        raise ValueError(f"norm_length={norm_length}: must be at least 1 token")
     if not bool((num_tokens_S > 0).any()):
         return torch.zeros(0, dtype=dtype, device=num_tokens_S.device)
     length = norm_length or int(num_tokens_S.max())
@@ -76,20 +76,20 @@ class Term:
 
 
 def entropy_term(entropies_T: Tensor, coefficient: float) -> Term:
-    """A bonus: a positive coefficient rewards entropy, so it enters the loss with a minus."""
+    """A bonus: a positive coefficient rewards entropy, so the loss subtracts it."""
     return Term("entropy", -coefficient, entropies_T)
 
 
 def kl_term(kl_T: Tensor, coefficient: float) -> Term:
-    """A cost: a positive coefficient holds the policy near its reference. `kl_T` is what `kl.kl_of_tokens` gives."""
+    """A cost: a positive coefficient keeps the policy near its reference. `kl_T` comes from `kl.kl_of_tokens`."""
     return Term("kl", coefficient, kl_T)
 
 
 def value_term(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: float) -> tuple[Term, Tensor]:
-    """The critic's loss of each token, and where the clip decided it.
+    """The critic's loss of each token, and which tokens were clipped.
 
-    Half the squared distance to the return, (V - R)^2 / 2, or that of V held within `clip` of the old value, whichever
-    is larger: a value that moved too far has no slope, unless it moved away from the return.
+    Half the squared distance to the return, (V - R)^2 / 2, or that of V clipped to within `clip` of the old value,
+    whichever is larger: a value that moved too far has no gradient, unless it moved away from the return.
     """
     assert values_T.shape == old_values_T.shape == returns_T.shape and values_T.ndim == 1
     assert clip >= 0, clip
@@ -99,8 +99,8 @@ def value_term(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: 
 
 
 def weighted_sum(terms: Iterable[Term], weights_T: Tensor) -> Tensor:
-    """The loss of the tokens whose weights are given; over the parts of a mini-batch these add up to its loss."""
-    by_name = {}
+    """The loss of the tokens with these weights; over the parts of a mini-batch these add up to its loss."""
+    by_name: dict[str, Tensor] = {}
     for term in terms:
         assert term.name not in by_name, f"two terms are called {term.name!r}"
         by_name[term.name] = term.weighted(weights_T)
@@ -116,13 +116,13 @@ def policy_terms(
     clip_high: float,
     clip_c: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped policy loss of each token, and what happened to it.
+    """The clipped policy loss of each token, and diagnostics.
 
     PPO (arXiv 1707.06347) with two bounds, "clip-higher" (arXiv 2503.14476), and dual clip (arXiv 1912.09729): where
-    A < 0 the loss is at most -A * clip_c, so that a token that became far more likely cannot rule the update.
+    A < 0 the loss is at most -A * clip_c, so that a token that became far more likely cannot dominate the update.
 
-    The diagnostics carry no gradient: `ratio`; `clipped`, the bounds cut the objective; `clipped_lower`, dual clip
-    did; `approx_kl`, old - new log-prob, whose mean under the old policy estimates KL(old || new).
+    The diagnostics carry no gradient: `ratio`; `clipped`, the bounds clip the objective; `clipped_lower`, dual clip
+    does; `approx_kl`, old - new log-prob, whose mean under the old policy estimates KL(old || new).
     """
     assert log_probs_T.shape == old_log_probs_T.shape == advantages_T.shape and log_probs_T.ndim == 1
     if not (0 <= clip_low <= 1 and clip_high >= 0 and clip_c > 1):
@@ -150,9 +150,9 @@ def policy_terms(
 def policy_sums(
     losses_T: Tensor, diagnostics: dict[str, Tensor], entropies_T: Tensor, weights_T: Tensor, means_T: Tensor
 ) -> dict[str, Tensor]:
-    """The metrics' parts from some tokens of a mini-batch: sums, still on the device, to be added over its parts.
+    """Parts of the metrics from some tokens of a mini-batch: sums on the device, to be added over its parts.
 
-    The loss has the loss's weights; fractions and means over tokens have those of `token-mean`.
+    The loss uses its own weights; fractions and means over tokens use those of `token-mean`.
     """
     ratio_T = diagnostics["ratio"]
     return {
@@ -167,14 +167,14 @@ def policy_sums(
 
 
 def kl_sums(kl_T: Tensor, weights_T: Tensor) -> dict[str, Tensor]:
-    """To be joined with `policy_sums` where there is a KL term."""
+    """Added to `policy_sums` if there is a KL term."""
     return {"actor/kl_loss": (weights_T * kl_T.detach()).sum()}
 
 
 def value_sums(
     term: Term, clipped_T: Tensor, values_T: Tensor, weights_T: Tensor, means_T: Tensor
 ) -> dict[str, Tensor]:
-    """The critic's parts, like `policy_sums`. Their sums over the mini-batch are the metrics."""
+    """The critic's parts, like `policy_sums`; summed over the mini-batch they are the metrics."""
     return {
         "critic/vf_loss": term.weighted(weights_T).detach(),
         "critic/vf_clipfrac": (means_T * clipped_T).sum(),
@@ -183,7 +183,7 @@ def value_sums(
 
 
 def add_sums(left: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Name by name; an empty dict is the neutral element."""
+    """Add by name; an empty dict adds nothing."""
     assert not left or not right or left.keys() == right.keys(), (sorted(left), sorted(right))
     return {name: left[name] + right[name] for name in left} if left and right else {**left, **right}
 

@@ -1,21 +1,20 @@
-"""From the scores of episodes or turns to rewards on tokens.
+"""Turn the scores of episodes or turns into rewards on tokens.
 
     scores_E = normalize_scores(scores_E, group_E, tag_E, "batch", "mean_std")
     rewards_T = token_rewards(scores_E, episode_T)                              # on the episode's last token
     rewards_T = token_rewards(scores_U, number_turns(episode_T, turn_T))        # or each turn's on its own last token
 
-A score is the environment's reward and the format penalty together, of the episode or, with `use_turn_scores`, of each
-turn.
+A score is the environment's reward plus the format penalty, of the episode or, with `use_turn_scores`, of each turn.
 
-Normalisation compares episodes, so it is about episode scores; shifting an episode's score has no one meaning for its
-turns. Peers are the episodes of the same level (`state`), of the same tag (`inductive`) or all (`batch`):
+Normalisation compares episodes, so it applies to episode scores only; there is no unique way to shift the scores of an
+episode's turns. Peers are the episodes of the same level (`state`), of the same tag (`inductive`) or all (`batch`):
 
 | method      | x becomes                                                  |
 |-------------|------------------------------------------------------------|
 | `identity`  | x                                                          |
 | `mean`      | x - mean                                                   |
 | `mean_std`  | (x - mean) / (std + 1e-6); 0 where the std is 1e-6 or less |
-| `asym_clip` | `mean_std`, then cut to -1 … 3                             |
+| `asym_clip` | `mean_std`, then clip to -1 … 3                             |
 
 `std` is the sample standard deviation. An episode without peers keeps its score.
 """
@@ -31,7 +30,7 @@ from ragen.algo.groups import compare
 STD_EPS = 1e-6
 CLIP_LOW, CLIP_HIGH = -1.0, 3.0
 
-# From the centred score and the std of its peers to the normalised score.
+# (centred score, std of its peers) -> normalised score
 METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": lambda centred_E, std_E: centred_E,
     "mean_std": lambda centred_E, std_E: _by_std(centred_E, std_E),
@@ -41,7 +40,7 @@ GROUPINGS = ("state", "inductive", "batch")
 
 
 def normalize_scores(scores_E: Tensor, group_E: Tensor, tag_E: Tensor, grouping: str, method: str) -> Tensor:
-    """Scores relative to those of their peers. `group_E` and `tag_E` are any integers, equal for peers."""
+    """Scores relative to their peers. `group_E` and `tag_E` are any integers, equal for peers."""
     assert grouping in GROUPINGS, grouping
     if method == "identity":
         return scores_E

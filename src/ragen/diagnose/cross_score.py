@@ -1,18 +1,16 @@
-"""How likely is every reasoning after every prompt: the matrix log p(z_i | x_j), cheaply.
+"""The likelihood of every reasoning after every prompt: the matrix log p(z_i | x_j).
 
     log_probs = cross_log_probs(model, prompts, reasonings, temperature=1.0, max_pairs=128, workers=workers)
-    log_probs[2][0]                    # summed over the tokens of reasonings[2], had prompts[0] come before it
+    log_probs[2][0]                    # summed over the tokens of reasonings[2], after prompts[0]
 
-A prompt is computed once, and its keys and values serve all reasonings: a pass holds some prompts, one after the
-other, and behind them reasonings that see their prompt and themselves (`CrossAttend`). Equal prompts and equal
-reasonings count once. The last token of a reasoning predicts nothing that is asked for and is not computed, nor is any
-entropy. So with P tokens in all prompts and Z in all reasonings it costs at most P + (number of prompts) x Z tokens.
+A prompt is computed once, and all reasonings use its keys and values: a pass holds some prompts, then reasonings that
+see their prompt and themselves (`CrossAttend`). Equal prompts and equal reasonings are computed once. The last token of
+a reasoning predicts nothing that is needed, so it is skipped. With P tokens in all prompts and Z in all reasonings the
+cost is at most P + (number of prompts) x Z tokens. The prefix that prompts share (the system text) is computed for
+each: with 64 reasonings per prompt that is a few percent of the work.
 
-What prompts have in common (the system text) is computed for each of them: with 64 reasonings behind every prompt it is
-a few hundredths of the work.
-
-At most `max_pairs` pairs of prompt and reasoning are in one pass, on a CPU no more tokens than its caches like. Which
-are computed together does not depend on the number of workers: these share the passes out and all get all numbers.
+A pass has at most `max_pairs` pairs of prompt and reasoning, and on a CPU at most CPU_TOKENS tokens. The passes do not
+depend on the number of workers: workers share them, and all get all numbers.
 """
 
 from collections.abc import Sequence
@@ -23,19 +21,20 @@ import torch
 from torch import Tensor
 
 from ragen.distributed.workers import ALONE, Workers
-from ragen.model.attention import Packed
+from ragen.model.attention import Layout, Packed
 from ragen.model.policy import MAX_CHUNK_LOGITS
 from ragen.model.scoring import CPU_TOKENS, micro_batches
+from ragen.protocols import LanguageModel
 
 Ids = tuple[int, ...]
 
 
 class ScoringFailed(RuntimeError):
-    """A worker could not compute its share. All of them raise it, with the first one's message."""
+    """A worker could not compute its share. All workers raise it, with the first one's message."""
 
 
 def cross_log_probs(
-    model: Any,
+    model: LanguageModel,
     prompts: Sequence[Ids],
     reasonings: Sequence[Ids],
     temperature: float,
@@ -58,7 +57,7 @@ def cross_log_probs(
 
 
 def _blocks(columns: Sequence[Ids], rows: Sequence[Ids], max_pairs: int, device: torch.device) -> list[list[Ids]]:
-    """Prompts that are computed together: as many as leave room for all reasonings in one pass, at least one."""
+    """Prompts to compute together: as many as leave room for all reasonings in one pass, at least one."""
     num_reasoning_tokens = sum(map(len, rows))
     max_tokens = CPU_TOKENS if device.type == "cpu" else torch.inf
     blocks: list[list[Ids]] = []
@@ -73,9 +72,9 @@ def _blocks(columns: Sequence[Ids], rows: Sequence[Ids], max_pairs: int, device:
 
 
 def _outcome(
-    model: Any, prompts: list[Ids], rows: list[Ids], temperature: float, max_pairs: int, device: torch.device
+    model: LanguageModel, prompts: list[Ids], rows: list[Ids], temperature: float, max_pairs: int, device: torch.device
 ) -> list[list[float]] | str:
-    """The columns of a block, or why there are none: the others wait for an answer, whatever happens here."""
+    """The columns of a block, or an error message: the other workers wait for an answer in any case."""
     try:
         return _columns(model, prompts, rows, temperature, max_pairs, device)
     except Exception as error:
@@ -88,12 +87,12 @@ def _outcome(
 
 @torch.no_grad()
 def _columns(
-    model: Any, prompts: list[Ids], rows: list[Ids], temperature: float, max_pairs: int, device: torch.device
+    model: LanguageModel, prompts: list[Ids], rows: list[Ids], temperature: float, max_pairs: int, device: torch.device
 ) -> list[list[float]]:
     """log p of every row after each of these prompts."""
     held: Held = {}
     sums = torch.zeros(len(prompts), len(rows), dtype=torch.float64)
-    # The prompts of a block leave room for all rows, or there is one prompt and rows come in several passes.
+    # A block leaves room for all rows, or it has one prompt and the rows take several passes.
     batches = micro_batches([len(row) for row in rows], max(1, max_pairs // len(prompts)), device)
     for number, indices in enumerate(batches):
         chunk = [rows[index] for index in indices]
@@ -102,10 +101,10 @@ def _columns(
         targets = [id_ for _ in prompts for row in chunk for id_ in row[1:]]
         if number == 0:
             ids = [id_ for prompt in prompts for id_ in prompt] + ids
-        places = torch.arange(len(ids) - attend.num_reasoning_tokens, len(ids), device=device)
+        wanted = torch.arange(len(ids) - attend.num_reasoning_tokens, len(ids), device=device)
         if number == 0:
-            places = torch.cat([attend.prompt_ends, places])
-        hidden = model.hidden(torch.tensor(ids, device=device), attend.positions, attend, places)
+            wanted = torch.cat([attend.prompt_ends, wanted])
+        hidden = model.hidden(torch.tensor(ids, device=device), attend.positions, attend, wanted)
         if number == 0:
             sums += _first_tokens(model, hidden[: len(prompts)], rows, temperature).cpu()
             hidden = hidden[len(prompts) :]
@@ -114,12 +113,12 @@ def _columns(
     return sums.tolist()
 
 
-def _first_tokens(model: Any, hidden: Tensor, rows: Sequence[Ids], temperature: float) -> Tensor:
-    """log p of each row's first token, by the last hidden state of each prompt."""
+def _first_tokens(model: LanguageModel, hidden: Tensor, rows: Sequence[Ids], temperature: float) -> Tensor:
+    """log p of each row's first token, from the last hidden state of each prompt."""
     return _log_softmax(model.logits(hidden), temperature)[:, [row[0] for row in rows]].double()
 
 
-def _log_probs(model: Any, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
+def _log_probs(model: LanguageModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """log p of the targets, in chunks: the logits of a whole pass are never in memory."""
     parts = [hidden.new_zeros(0, dtype=torch.float32)]
     size = max(1, MAX_CHUNK_LOGITS // model.shape.vocab_size)
@@ -131,12 +130,12 @@ def _log_probs(model: Any, hidden: Tensor, targets: Tensor, temperature: float) 
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """In float32. At temperature 1 the logits are read once, which on a GPU is what it costs."""
+    """In float32. At temperature 1 the logits are read only once, which saves time on a GPU."""
     scaled = logits if temperature == 1 else logits.float() / temperature
     return torch.log_softmax(scaled, dim=-1, dtype=torch.float32)
 
 
-# --- who sees what ------------------------------------------------------------------------------------------------
+# --- attention ----------------------------------------------------------------------------------------------------
 
 Held = dict[int, tuple[Tensor, Tensor]]  # layer -> keys and values of the prompts of a block
 
@@ -144,8 +143,9 @@ Held = dict[int, tuple[Tensor, Tensor]]  # layer -> keys and values of the promp
 class CrossAttend:
     """Reasonings that see their prompt and themselves; the `attend` of one pass.
 
-    Packed are, if nothing is `held` yet, the prompts; then for each prompt the same reasonings. A reasoning's mix is
-    made of two: that of the prompt, which all reasonings ask at once, and its own, weighted by the mass of the scores.
+    The input is the prompts, unless they are already `held`; then the same reasonings for each prompt. A reasoning's
+    output mixes two: attention to the prompt, computed for all reasonings at once, and to itself, weighted by the mass
+    of the scores.
     """
 
     def __init__(
@@ -177,15 +177,15 @@ class CrossAttend:
 
     def sum_by_pair(self, values_T: Tensor) -> Tensor:
         """Sums over the tokens of each pair, in double precision and always in the same order."""
-        laid_out = values_T.new_zeros(self.num_pairs, self.own.longest, dtype=torch.float64)
-        laid_out[self.own.sequences, self.own.positions] = values_T.double()
-        return laid_out.sum(dim=1)
+        padded = values_T.new_zeros(self.num_pairs, self.own.longest, dtype=torch.float64)
+        padded[self.own.sequences, self.own.positions] = values_T.double()
+        return padded.sum(dim=1)
 
     def _of_prompt(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The mix of the prompt's values, and the log of the summed scores."""
+        """Attention to the prompt, and the log of the summed scores."""
         num_kv_heads = key.shape[1]
         repeat = query.shape[1] // num_kv_heads
-        # The query heads that share a key head are so many queries to it: no key is repeated.
+        # Query heads that share a key head become more queries to it, so no key is repeated.
         asked = query.unflatten(1, (num_kv_heads, repeat)).transpose(1, 2).flatten(0, 1)
         num_asked = [self.num_by_prompt * repeat] * len(self.prompt_lengths)
         attention = _full_on_cuda if query.is_cuda else _full
@@ -194,32 +194,18 @@ class CrossAttend:
         return mixed, mass.unflatten(0, (-1, repeat)).transpose(1, 2).flatten(1, 2)
 
 
-class _Own:
-    """Causal attention within each of several packed sequences, of which some may be empty; also gives the mass."""
-
-    def __init__(self, lengths: Sequence[int], device: torch.device):
-        self.longest, self.num = max(lengths), len(lengths)
-        self.starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
-        counts = torch.tensor(lengths, device=device)
-        self.sequences = torch.repeat_interleave(torch.arange(self.num, device=device), counts)
-        self.positions = torch.arange(sum(lengths), device=device) - self.starts[:-1].long()[self.sequences]
+class _Own(Layout):
+    """Causal attention within each of several packed sequences, of which some may be empty; also returns the mass."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         repeat = query.shape[1] // key.shape[1]
         if repeat > 1:
             key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
         if query.is_cuda:
-            return _on_cuda(query, key, value, self.starts, self.starts, self.longest, self.longest, (-1, 0))
-        laid_out = [self._lay_out(part) for part in (query, key, value)]
-        mixed, mass = _flash(*laid_out, is_causal=True)  # right-padded: causality keeps real tokens from padding
-        mixed, mass = mixed.transpose(1, 2), mass.transpose(1, 2)
-        return mixed[self.sequences, self.positions], mass[self.sequences, self.positions]
-
-    def _lay_out(self, packed: Tensor) -> Tensor:
-        """[T, heads, head_dim] -> [sequences, heads, longest, head_dim]."""
-        padded = packed.new_zeros(self.num, self.longest, *packed.shape[1:])
-        padded[self.sequences, self.positions] = packed
-        return padded.transpose(1, 2)
+            return _on_cuda(query, key, value, (self.starts, self.starts, self.longest, self.longest), (-1, 0))
+        # Right-padded: causality keeps real tokens from attending to padding.
+        mixed, mass = _flash(self.pad(query), self.pad(key), self.pad(value), is_causal=True)
+        return self.unpad(mixed), self.unpad(mass)
 
 
 def _full(
@@ -237,17 +223,19 @@ def _full_on_cuda(
 ) -> tuple[Tensor, Tensor]:
     nums = (num_queries, num_keys)
     starts = [torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=query.device) for each in nums]
-    return _on_cuda(query, key, value, *starts, max(num_queries), max(num_keys), (-1, -1))
+    return _on_cuda(query, key, value, (*starts, max(num_queries), max(num_keys)), (-1, -1))
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> tuple[Tensor, Tensor]:
-    """What `scaled_dot_product_attention` calls on a CPU, but that it keeps the mass ([…, heads, T]) to itself."""
+    """What `scaled_dot_product_attention` calls on a CPU; this one also returns the mass ([…, heads, T])."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, is_causal=is_causal)
 
 
-def _on_cuda(query: Tensor, key: Tensor, value: Tensor, *places: Any) -> tuple[Tensor, Tensor]:
+def _on_cuda(
+    query: Tensor, key: Tensor, value: Tensor, extents: tuple[Any, ...], window: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """`extents`: starts of the queries and of the keys, and the longest of each."""
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
-    *places, window = places
-    mixed, mass = varlen_attn(query, key, value, *places, window_size=window, return_aux=AuxRequest(lse=True))
+    mixed, mass = varlen_attn(query, key, value, *extents, window_size=window, return_aux=AuxRequest(lse=True))
     return mixed, mass if mass.shape == mixed.shape[:2] else mass.transpose(0, 1)

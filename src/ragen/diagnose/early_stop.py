@@ -1,18 +1,18 @@
-"""When a run has failed and is stopped: three rules over its metrics, as numbers without a model or a file.
+"""When to stop a failed run: three rules over its metrics.
 
     stop = EarlyStop(StopRules.of(config))
     rule = stop.after_rollout(metrics, num_kept=len(kept))      # once a step, after the filter, before the update
     rule = stop.after_validation(metrics) or rule               # at each periodic validation, not the one at step 0
     metrics |= stop.metrics()
     if rule:
-        print(stop.explain())                                   # the first rule that held, with its numbers
+        print(stop.explain())                                   # why it stops, with numbers
 
     reward_variance_collapse    ten steps with rollout/in_group_reward_std below a tenth of its mean over the first ten
     low_validation_success      five validations with the same val-env/<tag>/success below 1 %
     empty_filtered_steps        rollout_filter_empty_stop_steps steps in which the filter kept nothing
 
-All of them one after the other. Steps that the filter left empty do not count for the first rule, neither to its
-baseline nor to its ten steps. Where the baseline is 0 there was no variance to lose, and the rule never holds.
+All steps and validations are consecutive. Steps without a kept group do not count for the first rule, neither in its
+baseline nor in its ten steps. If the baseline is 0 there was no variance to lose, and the rule never holds.
 """
 
 import re
@@ -35,7 +35,7 @@ _SUCCESS_KEY = re.compile("val-env/.+/success")
 class StopRules:
     """The thresholds of the documented comparisons."""
 
-    empty_steps: int = 5  # 0 or less: never
+    empty_steps: int = 5  # 0 or less: off
     num_baseline: int = 10
     num_collapsed: int = 10
     collapsed_share: float = 0.1
@@ -50,17 +50,17 @@ class StopRules:
 class EarlyStop:
     def __init__(self, rules: StopRules):
         self.rules = rules
-        self.num_empty = 0  # steps in a row
+        self.num_empty = 0  # consecutive steps
         self.first_stds: list[float] = []
         self.last_stds: list[float] = []
-        self.num_low: dict[str, int] = {}  # validations in a row, by metric
+        self.num_low: dict[str, int] = {}  # consecutive validations, by metric
         self.rule: str | None = None
         self._explanation = ""
 
     def after_rollout(self, metrics: Mapping[str, float], num_kept: int) -> str | None:
-        """The rule that holds now, if any. `num_kept` is how many groups the filter left."""
+        """The rule that holds now, if any. `num_kept` is the number of groups that the filter kept."""
         if REWARD_STD not in metrics:
-            raise ValueError(f"the metrics of a step must hold {REWARD_STD}, whatever the filter measures")
+            raise ValueError(f"the metrics of a step must include {REWARD_STD}, whatever the filter's metric")
         if num_kept == 0:
             self.num_empty += 1
             return self._empty()
@@ -68,7 +68,7 @@ class EarlyStop:
         return self._variance(float(metrics[REWARD_STD]))
 
     def after_validation(self, metrics: Mapping[str, float]) -> str | None:
-        """The rule that holds now, if any. Each tag counts for itself."""
+        """The rule that holds now, if any. Each tag counts separately."""
         low = {}
         for key, value in metrics.items():
             if _SUCCESS_KEY.fullmatch(key):
@@ -78,8 +78,8 @@ class EarlyStop:
             if self.num_low[key] >= self.rules.num_validations:
                 return self._stop(
                     SUCCESS,
-                    f"{key} was below {self.rules.least_success:.0%} in {self.num_low[key]} validations one after the "
-                    f"other, {value:.2%} in the last",
+                    f"{key} was below {self.rules.least_success:.0%} in {self.num_low[key]} consecutive "
+                    f"validations, {value:.2%} in the last",
                 )
         return None
 
@@ -88,11 +88,11 @@ class EarlyStop:
         return counted if self.rule is None else counted | {f"early_stopped/{self.rule}": 1.0}
 
     def explain(self) -> str:
-        """Why the run is stopped, with numbers; empty while it is not."""
+        """Why the run stops, with numbers; empty if it does not."""
         return self._explanation
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint; JSON can hold it. A run that goes on is not stopped, whatever its checkpoint was."""
+        """For a checkpoint, as JSON. It omits `rule`: a resumed run is not stopped."""
         return {
             "num_empty": self.num_empty,
             "first_stds": list(self.first_stds),
@@ -101,12 +101,12 @@ class EarlyStop:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a stored state."""
+        """Resume from a stored state."""
         known = self.state().keys()
         if state.keys() != known:
             raise ValueError(
-                f"the early-stop state of a checkpoint has {', '.join(map(str, state)) or 'nothing'}, not "
-                f"{', '.join(known)}: it was written by another version"
+                f"the checkpoint's early-stop state has {', '.join(map(str, state)) or 'nothing'}, not "
+                f"{', '.join(known)}: another version wrote it"
             )
         self.num_empty = int(state["num_empty"])
         self.first_stds, self.last_stds = list(state["first_stds"]), list(state["last_stds"])
@@ -114,7 +114,7 @@ class EarlyStop:
 
     def _empty(self) -> str | None:
         if 0 < self.rules.empty_steps <= self.num_empty:
-            return self._stop(EMPTY, f"the filter kept no group in {self.num_empty} steps one after the other")
+            return self._stop(EMPTY, f"the filter kept no group in {self.num_empty} consecutive steps")
         return None
 
     def _variance(self, std: float) -> str | None:
@@ -129,7 +129,7 @@ class EarlyStop:
             return None
         return self._stop(
             VARIANCE,
-            f"{REWARD_STD} was below {threshold:.4g} in {rules.num_collapsed} steps one after the other, "
+            f"{REWARD_STD} was below {threshold:.4g} in {rules.num_collapsed} consecutive steps, "
             f"{std:.4g} in the last; that is {rules.collapsed_share:.0%} of {baseline:.4g}, its mean over the first "
             f"{rules.num_baseline} steps",
         )

@@ -1,49 +1,47 @@
-"""Where the gradient comes from: that of each bucket of groups and of each term of the loss, from one sweep.
+"""Where the gradient comes from: by bucket of groups and by term of the loss, from one sweep.
 
-    buckets = BUCKETINGS["quantile"](stds_G, 6)         # {"bucket_1": [3, 0], …}: groups by the spread of their rewards
+    buckets = BUCKETINGS["quantile"](stds_G, 6)         # {"bucket_1": [3, 0], …}: groups by reward spread
     after = Sums(buckets, counts_G, ["task", "kl"], parameters, workers)
     sweep(parameters, by_spread(stds_G), {"grad_norm": after}, passes_of, workers)
     after.measured["all"].norms["task"], after.measured["bucket_1"].snr, after.between["bucket_1", "bucket_2"]
 
-`passes_of(group)` gives, part by part of the group, the losses of its terms from one forward pass; each is
-differentiated alone. So the sweep costs one forward pass and one backward pass for each term: 7 units of compute for
-three terms where a forward pass is 1 and a backward pass 2, which is 2.3 times a training pass. With gradient
-checkpointing each backward pass computes its activations again: 10 units, 2.5 times such a training pass. Everything
-else (`all`, cosines, signal and noise) is made of the sums.
+`passes_of(group)` yields, for each part of the group, the losses of its terms from one forward pass; each is
+differentiated separately. So the sweep costs one forward pass and one backward pass per term: for three terms 7 units
+of compute, if a forward pass is 1 and a backward pass 2, or 2.3 times a training pass. With gradient checkpointing each
+backward pass recomputes the activations: 10 units, 2.5 times such a training pass. Everything else (`all`, cosines,
+signal and noise) is computed from the sums.
 
-**Weights.** The loss of a set of tokens is a weighted sum, and the weights are those of the set: a bucket's gradient is
-the one that an update on this bucket alone would follow. The count c of a set is what its weights are divided by:
-tokens for `token-mean`, sequences for the `seq-mean-…` aggregations. With g_i the gradient of group i under its own
-weights,
+**Weights.** The loss of a set of tokens is a weighted sum with the weights of that set: a bucket's gradient is the one
+that an update on this bucket alone would follow. The count c of a set is the divisor of its weights: tokens for
+`token-mean`, sequences for the `seq-mean-…` aggregations. With g_i the gradient of group i under its own weights,
 
     bucket: G = sum of (c_i / c_bucket) g_i            all: sum of (c_bucket / c_all) G
 
-exactly, and `all` is the gradient of the update if that has one mini-batch. A coefficient belongs to its term: the norm
-of `kl` is that of coefficient * KL, as the update adds it. A loss `value` is given plain, without the coefficient.
+exactly, and `all` is the gradient of an update with one mini-batch. A coefficient belongs to its term: the norm of `kl`
+is that of coefficient * KL, as in the update. A loss `value` has no coefficient.
 
-**Signal and noise.** What group i adds to its bucket is v_i = (c_i / c_bucket) g_i. The n groups are n draws, n v_i
-estimates the gradient as G does, so that G is a mean of n estimates, and its noise (the squared standard error, summed
-over all weights) is estimated by (n Q - |G|^2) / (n - 1), where Q is the sum of |v_i|^2. The ratio |G|^2 / noise is
+**Signal and noise.** What group i adds to its bucket is v_i = (c_i / c_bucket) g_i. Each n v_i estimates the
+gradient, so G is the mean of n estimates, and its noise (the squared standard error, summed over all weights) is
+estimated by (n Q - |G|^2) / (n - 1), where Q is the sum of |v_i|^2. The ratio |G|^2 / noise is
 
     snr = (n - 1) |G|^2 / (n Q - |G|^2)
 
-Groups that pull in unrelated directions give about 1, whatever n is: then G is nothing but noise. Above 1 there is a
-common direction, and snr - 1 grows like n. Two numbers are enough, so it is exact and needs no second pass; but |v_i|^2
-needs the whole group's gradient in one place, so a group is computed by one worker and shares no pass with another.
+Groups with unrelated directions give about 1 for any n: G is only noise. Above 1 there is a common direction, and
+snr - 1 grows like n. It is exact and needs no second pass; but |v_i|^2 needs the whole gradient of a group, so one
+worker computes a group, and groups share no pass.
 Worked: two groups of one sequence each with g = (4, 0) and (0, 2): v = (2, 0) and (0, 1), G = (2, 1), Q = 5, and
 snr = 1 * 5 / (2 * 5 - 5) = 1. It is 0 where there is no gradient at all, and None for a single group or equal ones.
 
-**Cosines** are those of terms as the loss has them: above 0, both move the weights the same way. With a gradient that
-is zero they are 0.
+**Cosines** compare terms as the loss has them: above 0, both move the weights the same way. With a zero gradient they
+are 0.
 
 **Memory.** A gradient of N weights in float32 takes 4 N bytes: 12.4 GB for the 3.1 billion of Qwen2.5-3B. With k terms
-there are k sums for the bucket at hand, k for `all`, and one for the group at hand: 7 for three terms, 86 GB. For the
-cosines between buckets the task gradient of every finished one stays in the type of the weights: 6 of 6.2 GB in bf16
-(float32 where the weights are). A twin needs all of this again. What is touched at every pass is made first. A sum lies
-on the device if there is room for two of its size and an eighth of the memory is left to activations, else in main
-memory. Of several workers only the first holds `all` and what is compared. On an H200 with 3.1 billion weights, three
-terms and gradient checkpointing a sweep took 3.1 training passes with all sums on the device; each term whose sum lay
-in main memory added 3 to 4 s to a pass.
+there are k sums for the current bucket, k for `all`, and one for the current group: 7 for three terms, 86 GB. For
+the cosines between buckets, the task gradient of every finished bucket stays in the type of the weights: 6 of 6.2 GB in
+bf16. A second `Sums` needs all of this again. Sums that every pass touches are allocated first. A sum is on the device
+if there is room for two of its size and an eighth of the memory stays free for activations, else in main memory. Only
+the first worker holds `all` and what is compared. On an H200 with 3.1 billion weights, three terms and gradient
+checkpointing, a sweep took 3.1 training passes with all sums on the device; each sum in main memory added 3 to 4 s.
 """
 
 import math
@@ -60,23 +58,23 @@ from ragen.distributed.workers import ALONE, CPU, Workers
 ALL = "all"
 TASK = "task"  # the term whose groups are compared
 EDGES = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, math.inf)  # of `fixed_rv`
-KEPT_FREE = 8  # one part in so many of a device's memory is left to activations
-CHUNK = 1 << 24  # numbers that are turned into float64 at once
+KEPT_FREE = 8  # 1/8 of a device's memory stays free for activations
+CHUNK = 1 << 24  # numbers to convert to float64 at once
 
-Vector = list[Tensor]  # one tensor for each parameter
-Buckets = dict[str, list[int]]  # groups by the name of their bucket, both in ascending order of their spread
+Vector = list[Tensor]  # one tensor per parameter
+Buckets = dict[str, list[int]]  # bucket name -> groups, both in ascending order of spread
 
 
 # --- buckets ------------------------------------------------------------------------------------------------------
 
 
 def by_spread(stds_G: Sequence[float]) -> list[int]:
-    """The groups in ascending order; equal ones stay in theirs."""
+    """The groups in ascending order of spread; the sort is stable."""
     return sorted(range(len(stds_G)), key=stds_G.__getitem__)
 
 
 def quantiles(stds_G: Sequence[float], num_buckets: int) -> Buckets:
-    """Equal parts of the groups, what is left over in the last; fewer parts if there are fewer groups."""
+    """Equal parts of the groups, the remainder in the last; fewer parts if there are fewer groups."""
     order, num = by_spread(stds_G), min(num_buckets, len(stds_G))
     size = len(order) // max(1, num)
     starts = [size * part for part in range(num)]
@@ -85,7 +83,7 @@ def quantiles(stds_G: Sequence[float], num_buckets: int) -> Buckets:
 
 
 def fixed(stds_G: Sequence[float], num_buckets: int = len(EDGES) - 1) -> Buckets:
-    """Those with a spread in [0, 1) are bucket_1, …, in [5, inf) bucket_6; empty ones are left out."""
+    """Groups with a spread in [0, 1) are bucket_1, …, in [5, inf) bucket_6; without empty buckets."""
     found: Buckets = {}
     for group in by_spread(stds_G):
         part = sum(stds_G[group] >= edge for edge in EDGES[:-1])
@@ -104,27 +102,27 @@ class Loss(NamedTuple):
 
     term: str
     total: Tensor  # with its coefficient, to be differentiated
-    value: Tensor  # without
-    into: tuple[str, ...]  # the names of the sums that it is added to
+    value: Tensor  # without its coefficient
+    into: tuple[str, ...]  # the names of the sums to add it to
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of a bucket."""
+    """The measurements of a bucket."""
 
     num_groups: int
     norms: dict[str, float]  # of the gradient of each term
-    losses: dict[str, float]  # the terms themselves, without coefficients
+    losses: dict[str, float]  # of each term, without coefficients
     cosines: dict[tuple[str, str], float]  # between terms
-    snr: float | None  # of the task's gradient; None for a single group, and where there is no noise
+    snr: float | None  # of the task's gradient; None for a single group, or without noise
 
 
 @dataclass
 class _Numbers:
-    """What a bucket adds up besides gradients."""
+    """The sums of a bucket besides gradients."""
 
     losses: dict[str, float]
-    squares: float = 0.0  # of what each group adds to the task's gradient
+    squares: float = 0.0  # sum of |v_i|^2 of the task
 
     def add_up(self, workers: Workers) -> None:
         held = torch.tensor([*self.losses.values(), self.squares], dtype=torch.float64, device=workers.device)
@@ -135,9 +133,9 @@ class _Numbers:
 
 @dataclass
 class Sums:
-    """The gradients of buckets, added up group by group: one bucket at a time, in their order.
+    """The gradients of buckets, summed group by group: one bucket at a time, in order.
 
-    `counts_G` are the counts of all groups, by the numbers that the buckets hold.
+    `counts_G` are the counts of all groups; buckets hold indices into it.
     """
 
     buckets: Buckets
@@ -147,41 +145,41 @@ class Sums:
     workers: Workers = ALONE
     measured: dict[str, Measured] = field(default_factory=dict)
     between: dict[tuple[str, str], float] = field(default_factory=dict)
-    total: dict[str, Vector] = field(default_factory=dict)  # of `all`, by term; with the first worker
+    total: dict[str, Vector] = field(default_factory=dict)  # of `all`, by term; on the first worker only
 
     def __post_init__(self):
         self.bucket_of = {group: name for name, groups in self.buckets.items() for group in groups}
         self.count = {name: sum(self.counts_G[group] for group in groups) for name, groups in self.buckets.items()}
         self.count_of_all = sum(self.count.values())
         self.group = self._zeros()
-        # What is made first is likelier to lie on the device: the task's sum is touched but once a group.
+        # Sums allocated first are likelier to fit on the device. The task's is used once per group, so it comes last.
         self.bucket = {term: self._zeros() for term in sorted(self.terms, key=TASK.__eq__)}
         self.numbers, self.numbers_of_all = (_Numbers(dict.fromkeys(self.terms, 0.0)) for _ in range(2))
         self.kept: dict[str, Vector] = {}
 
     def _zeros(self) -> Vector:
         num_bytes = 4 * sum(parameter.numel() for parameter in self.parameters)
-        place = place_for(num_bytes, self.workers.device)
-        return [torch.zeros(parameter.shape, dtype=torch.float32, device=place) for parameter in self.parameters]
+        device = device_for(num_bytes, self.workers.device)
+        return [torch.zeros(parameter.shape, dtype=torch.float32, device=device) for parameter in self.parameters]
 
     def _share(self, group: int) -> float:
         """The weight of a group in its bucket."""
         return self.counts_G[group] / self.count[self.bucket_of[group]]
 
     def add(self, group: int, term: str, gradient: Sequence[Tensor | None], value: Tensor) -> None:
-        """The gradient of one pass over a part of the group."""
+        """Add the gradient of one pass over a part of the group."""
         share = self._share(group)
         add_to(self.group if term == TASK else self.bucket[term], gradient, share)
         self.numbers.losses[term] += share * float(value)
 
     def end_group(self) -> None:
-        """All passes over a group are done."""
+        """Call after all passes over a group."""
         self.numbers.squares += products([self.group], self.workers.device)[0][0]
         add_to(self.bucket[TASK], self.group, 1.0)
         clear(self.group)
 
     def end_bucket(self, name: str) -> None:
-        """All groups of a bucket are done, here and at the other workers."""
+        """Call when all workers have finished the groups of a bucket."""
         for vector in self.bucket.values():
             add_up(vector, self.workers)
         self.numbers.add_up(self.workers)
@@ -203,14 +201,13 @@ class Sums:
         self.numbers_of_all.squares += share**2 * self.numbers.squares
 
     def _keep(self, name: str) -> None:
-        """A copy of the task's gradient, in the type of the weights."""
+        """Keep a copy of the task's gradient, in the type of the weights."""
         num_bytes = sum(parameter.nbytes for parameter in self.parameters)
-        place = place_for(num_bytes, self.workers.device)
+        device = device_for(num_bytes, self.workers.device)
         pairs = zip(self.bucket[TASK], self.parameters, strict=True)
-        self.kept[name] = [part.to(parameter.dtype, copy=True).to(place) for part, parameter in pairs]
+        self.kept[name] = [part.to(parameter.dtype, copy=True).to(device) for part, parameter in pairs]
 
     def _end(self) -> None:
-        """All buckets are done."""
         self.measured[ALL] = self._measure(self.total, self.numbers_of_all, len(self.bucket_of))
         matrix = products(list(self.kept.values()), self.workers.device)
         self.between = {
@@ -221,19 +218,19 @@ class Sums:
 
     def _measure(self, vectors: Mapping[str, Vector], numbers: _Numbers, num_groups: int) -> Measured:
         matrix = products([vectors[term] for term in self.terms], self.workers.device)
-        places = {term: place for place, term in enumerate(self.terms)}
-        squares = {term: matrix[place][place] for term, place in places.items()}
+        row = {term: index for index, term in enumerate(self.terms)}
+        squares = {term: matrix[index][index] for term, index in row.items()}
         return Measured(
             num_groups,
             norms={term: math.sqrt(square) for term, square in squares.items()},
             losses=dict(numbers.losses),
-            cosines={pair: cosine(matrix, *(places[term] for term in pair)) for pair in combinations(self.terms, 2)},
+            cosines={pair: cosine(matrix, *(row[term] for term in pair)) for pair in combinations(self.terms, 2)},
             snr=signal_to_noise(num_groups, squares[TASK], numbers.squares),
         )
 
 
 def signal_to_noise(num_groups: int, square: float, squares: float) -> float | None:
-    """From |G|^2 and the sum of |v_i|^2. None for a single group or equal ones, 0 where nothing has a gradient."""
+    """From |G|^2 and the sum of |v_i|^2. None for a single group or equal ones, 0 without a gradient."""
     if num_groups < 2:
         return None
     if square == 0:
@@ -249,11 +246,11 @@ def sweep(
     passes_of: Callable[[int], Iterator[Sequence[Loss]]],
     workers: Workers = ALONE,
 ) -> None:
-    """Go through the groups in an order in which the buckets of all sums are stretches; workers take turns."""
+    """Process the groups in an order that keeps each bucket of all sums contiguous; workers take turns."""
     left = {name: {bucket: len(groups) for bucket, groups in part.buckets.items()} for name, part in sums.items()}
     for turn, group in enumerate(order):
         if turn % workers.size == workers.rank:
-            _take_apart(parameters, group, sums, passes_of)
+            _differentiate(parameters, group, sums, passes_of)
         for name, part in sums.items():
             bucket = part.bucket_of.get(group)
             if bucket is not None:
@@ -262,7 +259,7 @@ def sweep(
                     part.end_bucket(bucket)
 
 
-def _take_apart(
+def _differentiate(
     parameters: Sequence[Tensor],
     group: int,
     sums: Mapping[str, Sums],
@@ -270,7 +267,7 @@ def _take_apart(
 ) -> None:
     for losses in passes_of(group):
         for number, loss in enumerate(losses, start=1):
-            # The graph of the forward pass serves every term: only the last one may let go of it.
+            # All terms use the graph of the forward pass: only the last one may free it.
             gradient = torch.autograd.grad(loss.total, parameters, retain_graph=number < len(losses), allow_unused=True)
             for name in loss.into:
                 sums[name].add(group, loss.term, gradient, loss.value)
@@ -282,8 +279,8 @@ def _take_apart(
 # --- vectors ------------------------------------------------------------------------------------------------------
 
 
-def place_for(num_bytes: int, device: torch.device) -> torch.device:
-    """The device if that much fits there twice, and enough is left for activations; else main memory."""
+def device_for(num_bytes: int, device: torch.device) -> torch.device:
+    """The device if that much fits twice and leaves enough for activations; else main memory."""
     if device.type != "cuda":
         return device
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -292,14 +289,14 @@ def place_for(num_bytes: int, device: torch.device) -> torch.device:
 
 
 def add_to(vector: Vector, other: Sequence[Tensor | None], factor: float) -> None:
-    """A parameter that a term does not touch has no gradient."""
+    """Add `factor * other`. A parameter that a term does not use has no gradient."""
     for mine, theirs in zip(vector, other, strict=True):
         if theirs is not None:
             mine.add_(theirs if theirs.device == mine.device else moved(theirs, mine.device), alpha=factor)
 
 
 def moved(part: Tensor, device: torch.device) -> Tensor:
-    """In float32. Into main memory through pages that the device can reach by itself, which is many times faster."""
+    """In float32. To main memory through pinned memory, which is many times faster."""
     if device.type != "cpu":
         return part.to(device, torch.float32)
     stage = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
@@ -307,16 +304,16 @@ def moved(part: Tensor, device: torch.device) -> Tensor:
 
 
 def add_up(vector: Vector, workers: Workers) -> None:
-    """Over all workers. What lies in main memory travels by way of the device, which is where workers talk."""
+    """Sum over all workers. Vectors in main memory pass through the device, where workers communicate."""
     if workers.size == 1:
         return
     if vector[0].device == workers.device:
         workers.add_up(vector)
         return
     for part in vector:
-        moved = part.to(workers.device)
-        workers.add_up([moved])
-        part.copy_(moved)
+        on_device = part.to(workers.device)
+        workers.add_up([on_device])
+        part.copy_(on_device)
 
 
 def clear(vector: Vector) -> None:
@@ -325,7 +322,7 @@ def clear(vector: Vector) -> None:
 
 
 def products(vectors: Sequence[Vector], device: torch.device) -> list[list[float]]:
-    """Of all vectors with each other, in float64 on the device. Each is read once."""
+    """Dot products of all vectors with each other, in float64 on the device. Reads each once."""
     total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device=device)
     for parts in zip(*vectors, strict=True):
         for chunks in zip(*(part.flatten().split(CHUNK) for part in parts), strict=True):
@@ -335,6 +332,6 @@ def products(vectors: Sequence[Vector], device: torch.device) -> list[list[float
 
 
 def cosine(matrix: Sequence[Sequence[float]], row: int, column: int) -> float:
-    """From products with each other and themselves; 0 where one of the two has no direction."""
+    """From the dot products; 0 if one of the two vectors is zero."""
     squares = matrix[row][row] * matrix[column][column]
     return matrix[row][column] / math.sqrt(squares) if squares > 0 else 0.0

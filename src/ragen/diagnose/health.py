@@ -1,30 +1,28 @@
-"""Is a run healthy? A table of small checks over what every step records anyway. No torch, no files.
+"""Is a run healthy? Small checks over the metrics of every step. No torch, no files.
 
     health = Health()
-    for warning in health.add(1, metrics):      # after each step: the warnings that begin with it
+    for warning in health.add(1, metrics):      # after each step: its new warnings
         print(warning)                          # "rewards alike since step 31: the spread of rewards … fell to 0.9 …"
     health.metrics()                            # {"health/num_warnings": 1.0, "health/rewards_alike": 1.0}
 
-    Health.of(rows).verdict().headline          # the same of a stored run, from the rows of its metrics.jsonl
+    Health.of(rows).verdict().headline          # the same for a stored run, from its metrics.jsonl
 
-What is looked at, and the limits, are in `history.py`, the checks in `checks.py`. Health only warns;
-`ragen.train.early_stop` stops.
-
-docs/results.md says how the limits were fitted, and how well they do on other seeds.
+Quantities and limits are in `history.py`, the checks in `checks.py`. Health only warns; `early_stop.py` stops a run.
+docs/results.md says how the limits were fitted, and how well they work on other seeds.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ragen.diagnose.checks import CHECKS, Check, Finding
-from ragen.diagnose.history import History, Limits, Row, is_training
+from ragen.diagnose.history import History, Limits, MetricsRow, is_training
 
 PREFIX = "health/"
 
 
 @dataclass(frozen=True)
 class HealthWarning:
-    """A check that holds, or held, from `first_step` to `step`. Value, threshold and text are of its worst step."""
+    """A check that holds, or held, from `first_step` to `step`. `finding` is that of its worst step."""
 
     name: str
     first_step: int
@@ -57,10 +55,10 @@ class HealthWarning:
 
 @dataclass(frozen=True)
 class HealthVerdict:
-    word: str  # healthy, unknown, or the name of the gravest warning that holds
+    word: str  # healthy, unknown, or the name of the most serious warning that holds
     headline: str
-    holding: tuple[HealthWarning, ...]  # the gravest first
-    passed: tuple[HealthWarning, ...]  # in order of steps
+    holding: tuple[HealthWarning, ...]  # the most serious first
+    passed: tuple[HealthWarning, ...]  # in step order
 
 
 class Health:
@@ -74,15 +72,15 @@ class Health:
         self.previous_step = self.last_step = -1
 
     @classmethod
-    def of(cls, rows: Iterable[Row], limits: Limits | None = None) -> "Health":
-        """Of a stored run."""
+    def of(cls, rows: Iterable[MetricsRow], limits: Limits | None = None) -> "Health":
+        """The health of a stored run."""
         health = cls(limits)
         for row in rows:
             health.add(row["step"], row)
         return health
 
-    def add(self, step: int, metrics: Row) -> list[HealthWarning]:
-        """Look at a step; the warnings that begin with it. A step without training is passed over."""
+    def add(self, step: int, metrics: MetricsRow) -> list[HealthWarning]:
+        """Check a step and return its new warnings. Skips steps without training."""
         if not is_training(metrics):
             return []
         self.history.add({key: value for key, value in metrics.items() if not key.startswith(PREFIX)})
@@ -108,16 +106,16 @@ class Health:
 
     @property
     def warnings(self) -> list[HealthWarning]:
-        """All that ever were, in order of their first steps."""
+        """All warnings, ordered by first step."""
         return sorted((one for spells in self.spells.values() for one in spells), key=lambda one: one.first_step)
 
     @property
     def holding(self) -> list[HealthWarning]:
-        """Those that hold at the last step, the gravest first."""
+        """Those that hold at the last step, the most serious first."""
         return [spells[-1] for spells in self.spells.values() if spells and spells[-1].step == self.last_step]
 
     def metrics(self) -> dict[str, float]:
-        """Of the last step: how many warnings hold, and a 1 for each of them."""
+        """Of the last step: the number of warnings that hold, and a 1 for each."""
         holding = self.holding
         flags = {f"{PREFIX}{warning.name}": 1.0 for warning in holding}
         return {f"{PREFIX}num_warnings": float(len(holding))} | flags
@@ -126,7 +124,7 @@ class Health:
         holding = tuple(self.holding)
         passed = tuple(warning for warning in self.warnings if warning not in holding)
         if not self.num_steps:
-            return HealthVerdict("unknown", "Health is unknown: no training step was recorded", (), ())
+            return HealthVerdict("unknown", "Health is unknown: no training step recorded", (), ())
         if holding:
             first = str(holding[0])
             return HealthVerdict(holding[0].name, first[0].upper() + first[1:], holding, passed)
@@ -135,7 +133,7 @@ class Health:
             headline = f"Healthy at the end; {times} before: {', '.join(dict.fromkeys(map(_when, passed)))}"
             return HealthVerdict("healthy", headline, (), passed)
         steps = "1 step" if self.num_steps == 1 else f"{self.num_steps} steps"
-        return HealthVerdict("healthy", f"Healthy: none of {len(CHECKS)} checks has warned in {steps}", (), ())
+        return HealthVerdict("healthy", f"Healthy: none of {len(CHECKS)} checks warned in {steps}", (), ())
 
 
 def _when(warning: HealthWarning) -> str:

@@ -1,8 +1,8 @@
-"""What the checks of a run look at: quantities of a step, how they went, and the limits that they are held to.
+"""The input of the health checks: quantities of each step, their history, and the limits.
 
     history = History(Limits())
     history.add(metrics)
-    history.now("entropy", 5), history.compared("spread", 5, 5)       # a mean of the last steps; start and present
+    history.now("entropy", 5), history.compared("spread", 5, 5)       # the mean of the last steps; start and present
     series_of(rows, "entropy")                                        # the points of a chart
 
 Plain numbers: no torch, no files.
@@ -18,22 +18,22 @@ from typing import Any
 from ragen.diagnose.collapse import FIRST_TURN, THRESHOLDS, TRAJECTORY, RegimeThresholds
 from ragen.format import percent, short
 
-Row = Mapping[str, Any]
+MetricsRow = Mapping[str, Any]
 Points = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When a check warns. A share is of the start, a rise is above the start, all others are absolute."""
+    """When a check warns. A share is relative to the start, a rise is added to it, all others are absolute."""
 
-    num_start: int = 5  # steps that make the start, for quantities that vary from step to step
-    num_recent: int = 5  # steps that make the present, likewise
-    num_calm: int = 2  # the same for quantities that hardly vary; their start is the first step, before any update
-    easing: float = 0.5  # a warning ends when its quantity has gone back so far from the threshold to the start
+    num_start: int = 5  # steps in the start, for quantities that vary between steps
+    num_recent: int = 5  # steps in the present, for the same
+    num_calm: int = 2  # steps in the present, for quantities that hardly vary; their start is the first step
+    easing: float = 0.5  # a warning ends when its quantity is this far back from the threshold to the start
 
-    learned_gain: float = 0.1  # training success so far above its start is learning
-    solved: float = 0.9  # and so is success of this size
-    kept_share: float = 0.7  # of the best success so far, without which there is no learning to speak of
+    learned_gain: float = 0.1  # training success this much above its start is learning
+    solved: float = 0.9  # so is success of this size
+    kept_share: float = 0.7  # of the best success so far that must remain to count as learning
 
     regimes: RegimeThresholds = THRESHOLDS
     thinking_share: float = 0.5  # of the rate of turns with any thinking
@@ -44,9 +44,9 @@ class Limits:
     success_share: float = 0.5
     entropy_low_share: float = 0.5
     entropy_high_share: float = 1.5
-    entropy_rise: float = 0.05  # on top of it, in nats: half more than nothing is nothing
+    entropy_rise: float = 0.05  # added to it, in nats: 1.5 times a tiny entropy is still tiny
     distinct_share: float = 0.6
-    least_distinct: float = 0.25  # where replies were alike from the start, that they are says nothing
+    least_distinct: float = 0.25  # if replies were alike from the start, no warning
     repeats_rise: float = 0.15
     format_rise: float = 0.2
     cut_rise: float = 0.15
@@ -56,27 +56,27 @@ class Limits:
     policy_kl: float = 0.1
     sampler_kl: float = 0.005
     spike: float = 15.0  # times the usual gradient norm
-    num_usual: int = 20  # steps that make the usual one
+    num_usual: int = 20  # steps that define the usual norm
     empty_share: float = 0.3  # of the last `num_recent` steps
-    quiet_steps: int = 5  # a warning that returns within so many steps has never gone
+    quiet_steps: int = 5  # a warning that returns within this many steps continues
 
 
-# --- what is looked at --------------------------------------------------------------------------------------------
+# --- quantities ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of a step, or None where it was not measured."""
+    """A number of a step, or None if not measured."""
 
     label: str
-    read: Callable[[Row], float | None]
+    read: Callable[[MetricsRow], float | None]
     is_share: bool = False
 
     def text(self, value: float) -> str:
         return percent(value) if self.is_share else short(value)
 
 
-def finite(row: Row, key: str) -> float | None:
+def finite(row: MetricsRow, key: str) -> float | None:
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
@@ -90,25 +90,25 @@ def _metric(label: str, key: str, is_share: bool = False) -> Quantity:
 _SUCCESS = re.compile("train/[^/]+/success")
 
 
-def _success(row: Row) -> float | None:
+def _success(row: MetricsRow) -> float | None:
     values = [value for key in row if _SUCCESS.fullmatch(key) and (value := finite(row, key)) is not None]
     return fmean(values) if values else None
 
 
-def _tokens_per_turn(row: Row) -> float | None:
+def _tokens_per_turn(row: MetricsRow) -> float | None:
     tokens, turns = finite(row, "train/response_length"), finite(row, "train/num_turns")
     return None if tokens is None or not turns else tokens / turns
 
 
-def _format_failures(row: Row) -> float | None:
+def _format_failures(row: MetricsRow) -> float | None:
     valid = finite(row, "train/format_valid")
     return None if valid is None else 1.0 - valid
 
 
 def _collapse(label: str, name: str) -> Quantity:
-    """Of first turns, or of all turns where only these were measured: as `regime` has it."""
+    """Of first turns, or of all turns if only these were measured, as in `regime`."""
 
-    def read(row: Row) -> float | None:
+    def read(row: MetricsRow) -> float | None:
         values = (finite(row, f"{sample}/{name}") for sample in (FIRST_TURN, TRAJECTORY))
         return next((value for value in values if value is not None), None)
 
@@ -117,7 +117,7 @@ def _collapse(label: str, name: str) -> Quantity:
 
 QUANTITIES: dict[str, Quantity] = {
     "information": _collapse("I(X;Z)", "mi_seq_estimate"),
-    "thought entropy": _collapse("H(Z|X) a token", "conditional_entropy_est"),
+    "thought entropy": _collapse("H(Z|X) per token", "conditional_entropy_est"),
     "thinking": _metric("the share of turns with any thinking", "collapse/valid_thinking_rate", is_share=True),
     "success": Quantity("training success", _success, is_share=True),
     "spread": _metric("the spread of rewards in a group", "rollout/in_group_reward_std"),
@@ -125,7 +125,7 @@ QUANTITIES: dict[str, Quantity] = {
         "the share of kept groups that hardly differ in reward", "rollout/chosen_blown_up_ratio", is_share=True
     ),
     "entropy": _metric("the entropy of a token", "actor/entropy"),
-    "distinct": _metric("the share of replies unlike any other of the step", "train/reply_distinct", is_share=True),
+    "distinct": _metric("the share of distinct replies in the step", "train/reply_distinct", is_share=True),
     "repeats": _metric("the share of text that a reply repeats", "train/reply_repeats", is_share=True),
     "format failures": Quantity("the share of turns in a wrong format", _format_failures, is_share=True),
     "cut replies": _metric("the share of replies cut off", "train/cut_replies", is_share=True),
@@ -138,14 +138,14 @@ QUANTITIES: dict[str, Quantity] = {
 }
 
 
-def series_of(rows: Iterable[Row], quantity: str) -> Points:
-    """(step, value) wherever a quantity was measured in training."""
+def series_of(rows: Iterable[MetricsRow], quantity: str) -> Points:
+    """(step, value) for each training step with this quantity."""
     read = QUANTITIES[quantity].read
     return [(row["step"], value) for row in rows if is_training(row) and (value := read(row)) is not None]
 
 
-def is_training(row: Row) -> bool:
-    """The first row of a run is only a validation."""
+def is_training(row: MetricsRow) -> bool:
+    """False for rows with only a validation, like the first one of a run."""
     return any(key.startswith(("train/", "rollout/")) for key in row)
 
 
@@ -155,12 +155,12 @@ class History:
     def __init__(self, limits: Limits):
         self.limits = limits
         self.values: dict[str, list[float]] = {name: [] for name in QUANTITIES}
-        self.row: Row = {}  # the last step
-        self.measured: list[Row] = []  # the first and the last step with collapse metrics
+        self.row: MetricsRow = {}  # the last step
+        self.measured: list[MetricsRow] = []  # the first and last steps with collapse metrics
         self.best_success = 0.0
-        self.easing = 0.0  # above 0 while the check that looks has a warning to end
+        self.easing = 0.0  # above 0 while the current check has an open warning
 
-    def add(self, row: Row) -> None:
+    def add(self, row: MetricsRow) -> None:
         self.row = row
         if QUANTITIES["information"].read(row) is not None:
             self.measured = [*self.measured[:1], row]
@@ -175,7 +175,7 @@ class History:
         return fmean(self.values[name][-num:])
 
     def compared(self, name: str, num_start: int, num: int) -> tuple[float, float] | None:
-        """(start, present): means of the first and of the last values. None while these overlap."""
+        """(start, present): means of the first and last values. None while these overlap."""
         values = self.values[name]
         if len(values) < num_start + num:
             return None

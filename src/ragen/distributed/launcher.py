@@ -1,10 +1,10 @@
-"""Starting workers on this machine: one process each, which end together and with one exit status. No torch in here.
+"""Start workers on this machine: one process each; they end together, with one exit status. No torch.
 
     if must_launch(num_workers=4):
         status = launch(4, 1, ["sokoban", "model_path=pocket"])      # ragen train sokoban model_path=pocket, four times
 
-A worker finds its place in RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun, and the others in a folder (`SHARED`).
-When one fails the others cannot go on: they get a moment to end, then they are killed. Interrupts are passed on.
+A worker reads RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun, and finds the others through a directory (`SHARED`).
+When one fails the others cannot continue: they get some time to end, then they are killed. Signals are forwarded.
 """
 
 import os
@@ -20,32 +20,32 @@ from typing import Any
 
 from ragen.errors import ConfigError
 
-SHARED = "RAGEN_WORKERS"  # a folder of all workers of one launch
-MEETING, FAILED = "meeting", "failed"  # in it: how they find each other, and the rank of the first that failed
-ENDINGS = (0, 3, 130)  # exit statuses of a run that was not cut off: all its workers have the same
-GRACE, IMPATIENCE = 20.0, 2.0  # seconds that workers have to end: after one has failed, after a second Ctrl-C
+SHARED = "RAGEN_WORKERS"  # a directory shared by all workers of one launch
+MEETING, FAILED = "meeting", "failed"  # files in it: the rendezvous, and the rank of the first worker that failed
+ENDINGS = (0, 3, 130)  # exit statuses of a run that ended normally: all its workers have the same
+GRACE, IMPATIENCE = 20.0, 2.0  # seconds for workers to end: after one has failed, after a second Ctrl-C
 PAUSE = 0.05
 
 
 def must_launch(num_workers: int) -> bool:
-    """Whether this process is to start the workers instead of being one."""
+    """Whether this process should start the workers instead of being one."""
     return num_workers > 1 and "RANK" not in os.environ
 
 
 def launch(num_workers: int, num_nodes: int, arguments: Sequence[str]) -> int:
-    """Run `ragen train` with these arguments in so many processes on this machine; returns the run's exit status."""
+    """Run `ragen train` with these arguments in `num_workers` processes; returns the run's exit status."""
     if num_nodes > 1:
         raise ConfigError(
-            f"trainer.nnodes={num_nodes}: start torchrun on every node yourself, for instance\n"
+            f"trainer.nnodes={num_nodes}: start torchrun on every node yourself, for example\n"
             f"  torchrun --nnodes {num_nodes} --nproc-per-node {num_workers} --rdzv-backend c10d "
             f"--rdzv-endpoint HOST:29500 -m ragen train {' '.join(arguments)}"
         )
     environment = dict(os.environ)
-    # Processes with all the cores' threads each would stand in each other's way.
+    # With one thread per core in each process, the workers would compete for the cores.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_workers)))
     command = [sys.executable, "-m", "ragen", "train", *arguments]
     processes: list[subprocess.Popen] = []
-    with tempfile.TemporaryDirectory() as shared, _passing_on(processes) as signals:
+    with tempfile.TemporaryDirectory() as shared, _forward_signals(processes) as signals:
         environment |= {SHARED: shared, "WORLD_SIZE": str(num_workers)}
         for rank in map(str, range(num_workers)):
             processes.append(subprocess.Popen(command, env=environment | {"RANK": rank, "LOCAL_RANK": rank}))
@@ -53,9 +53,9 @@ def launch(num_workers: int, num_nodes: int, arguments: Sequence[str]) -> int:
 
 
 def leave(status: int) -> int:
-    """The exit status of a run that has ended; a launched worker leaves with it at once.
+    """The exit status of a finished run; a launched worker exits with it at once.
 
-    All is written and the others know; at an ordinary exit the threads between workers sometimes abort the process.
+    Everything is written by then; at a normal exit, communication threads sometimes abort the process.
     """
     if SHARED in os.environ:
         sys.stdout.flush()
@@ -65,11 +65,11 @@ def leave(status: int) -> int:
 
 
 @contextmanager
-def _passing_on(processes: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
-    """Pass signals on to the workers, and list them.
+def _forward_signals(processes: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
+    """Forward signals to the workers, and list them.
 
-    A terminal tells everyone about Ctrl-C, a scheduler perhaps only this process. SIGTERM is right after both: workers
-    who know already take no notice of it.
+    A terminal sends Ctrl-C to every process, a scheduler perhaps only to this one. SIGTERM is right after both: a
+    worker that is already stopping ignores it.
     """
     signals: list[int] = []
 
@@ -87,8 +87,8 @@ def _passing_on(processes: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
 
 
 def _wait(processes: Sequence[subprocess.Popen], signals: Sequence[int]) -> list[int | None]:
-    """The exit statuses. Who is still there long after another has failed waits for it in vain: killed, None."""
-    since: dict[float, float] = {}  # patience -> when it began
+    """The exit statuses. Workers that still run long after another failed are killed: None."""
+    since: dict[float, float] = {}  # time limit -> when it started
     while True:
         codes = [process.poll() for process in processes]
         if None not in codes:
@@ -97,7 +97,7 @@ def _wait(processes: Sequence[subprocess.Popen], signals: Sequence[int]) -> list
             since.setdefault(GRACE, time.monotonic())
         if signals.count(signal.SIGINT) > 1:
             since.setdefault(IMPATIENCE, time.monotonic())
-        if any(time.monotonic() - begun > patience for patience, begun in since.items()):
+        if any(time.monotonic() - start > limit for limit, start in since.items()):
             for process in processes:
                 process.kill()
                 process.wait()
@@ -106,7 +106,7 @@ def _wait(processes: Sequence[subprocess.Popen], signals: Sequence[int]) -> list
 
 
 def _status(codes: Sequence[int | None], failed: Path, is_interrupted: bool) -> int:
-    """One exit status for all: that of the first which failed."""
+    """One exit status for all: that of the first worker that failed."""
     if is_interrupted and any(code is None or code < 0 for code in codes):
         print("interrupted", file=sys.stderr)
         return 130

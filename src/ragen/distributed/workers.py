@@ -1,13 +1,13 @@
 """Workers: ordinary `torch.distributed` processes, each with the full weights.
 
-    workers = Workers.join()                          # alone, unless a launcher has set RANK and WORLD_SIZE
+    workers = Workers.join()                          # a single worker unless a launcher has set RANK and WORLD_SIZE
     groups = workers.gather(play(workers.mine(requests)))
     workers.add_up([parameter.grad for parameter in parameters])
 
-Work is dealt out item by item and gathered in the same order, so every worker then holds the same list, makes the same
-decisions and takes the same optimizer step. Nothing but the deal depends on how many there are.
+Items are distributed round-robin and gathered in the same order, so every worker holds the same list, makes the same
+decisions and takes the same optimizer step. Only this distribution depends on the number of workers.
 
-`launcher` starts them on one machine, torchrun on several. What ends one of them ends all, with one message.
+`launcher` starts them on one machine, torchrun on several. If one fails, all end, with one message.
 """
 
 import os
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 def _collective(method: Callable[..., T]) -> Callable[..., T]:
-    """A method in which all workers take part: where one is gone, the others cannot go on."""
+    """A method in which all workers take part: if one is gone, the others cannot continue."""
 
     @wraps(method)
     def together(self: "Workers", *given: Any) -> T:
@@ -41,7 +41,8 @@ def _collective(method: Callable[..., T]) -> Callable[..., T]:
             raise
         except RuntimeError as error:
             raise RunFailed(
-                f"worker {self.rank} has lost the others ({str(error).splitlines()[0]}); start the same command again"
+                f"worker {self.rank} lost contact with the others ({str(error).splitlines()[0]}); "
+                "run the same command to resume"
             ) from error
 
     return together
@@ -55,7 +56,7 @@ class Workers:
 
     @classmethod
     def join(cls) -> "Workers":
-        """This process among those that a launcher started; alone without one."""
+        """This process as one of those that a launcher started, or as the only worker."""
         local = int(os.environ.get("LOCAL_RANK", 0))
         device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
         if "RANK" not in os.environ:
@@ -64,12 +65,12 @@ class Workers:
             torch.cuda.set_device(device)
         if not dist.is_initialized():
             backend = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, **_meeting_place())
+            dist.init_process_group(backend, **_rendezvous())
         return cls(dist.get_rank(), dist.get_world_size(), device)
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """For as long as they work. When one fails the others fail too: only the first raises what it was."""
+        """Surrounds the work. When one worker fails, the others fail too; only the first raises its error."""
         try:
             yield
         except BaseException:
@@ -92,7 +93,7 @@ class Workers:
 
     @property
     def is_first(self) -> bool:
-        """The one that writes files and talks."""
+        """Whether this worker writes files and prints."""
         return self.rank == 0
 
     def mine(self, items: Sequence[T]) -> list[T]:
@@ -101,7 +102,7 @@ class Workers:
 
     @_collective
     def gather(self, mine: Sequence[T]) -> list[T]:
-        """Everyone's items, in the order from which `mine` dealt them out."""
+        """The items of all workers, in the order before `mine` distributed them."""
         if self.size == 1:
             return list(mine)
         shares: list[Any] = [None] * self.size
@@ -110,7 +111,7 @@ class Workers:
 
     @_collective
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by the sum over all workers. Small ones travel together."""
+        """Replace each tensor by the sum over all workers. Small ones are sent together."""
         if self.size == 1:
             return
         for tensors_of_type in _by_type(tensors):
@@ -122,7 +123,7 @@ class Workers:
 
     @_collective
     def agree(self, value: T) -> T:
-        """The first worker's value, for everyone."""
+        """The first worker's value, on all workers."""
         if self.size == 1:
             return value
         box = [value]
@@ -131,11 +132,11 @@ class Workers:
 
 
 ALONE = Workers()
-MAX_BUCKET = 1 << 26  # numbers that travel in one message
+MAX_BUCKET = 1 << 26  # numbers in one message
 
 
 def _by_type(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Tensors of one type, cut into messages of a bounded size."""
+    """Tensors of one type, split into messages of limited size."""
     kinds: dict[torch.dtype, list[list[Tensor]]] = {}
     for tensor in tensors:
         buckets = kinds.setdefault(tensor.dtype, [[]])
@@ -145,9 +146,9 @@ def _by_type(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
     return [bucket for buckets in kinds.values() for bucket in buckets]
 
 
-def _meeting_place() -> dict[str, Any]:
-    """The workers of `launcher` meet in a file, those of torchrun as it tells them."""
+def _rendezvous() -> dict[str, Any]:
+    """Workers of `launcher` meet through a file, those of torchrun through its environment variables."""
     if SHARED not in os.environ:
         return {}
-    place = f"file://{os.environ[SHARED]}/{MEETING}"
-    return {"init_method": place, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    url = f"file://{os.environ[SHARED]}/{MEETING}"
+    return {"init_method": url, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}

@@ -1,10 +1,11 @@
-"""What an engine does: it carries conversations to their end, sampling every reply.
+"""The engine interface: an engine runs conversations to their end, sampling every reply.
 
     engine.run(conversations, sampling)
 
-A conversation knows nothing of batches and an engine nothing of environments. The engine asks for a prompt, samples a
-reply, hands it over, and asks again until the conversation says that it is over. When and together with whom a reply is
-sampled is the engine's affair, and must not show: a token's draw depends on the prompt's key and its position alone.
+A conversation knows nothing about batches, and an engine nothing about environments. The engine asks for a prompt,
+samples a reply, passes it back, and repeats until the conversation is over. The engine decides when and in which batch
+a reply is sampled, and this must not change the result: a token's draw depends only on the prompt's key and its
+position.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,28 +15,28 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Sampling:
-    """How replies are drawn."""
+    """How replies are sampled."""
 
     temperature: float
     top_p: float
     top_k: int  # below 1: all tokens
     greedy: bool
     max_tokens: int  # of one reply
-    stop_at_answer: bool  # a reply ends at its first complete </answer>
+    stop_at_answer: bool  # end a reply at its first complete </answer>
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The tokens in front of a reply."""
+    """The tokens before a reply."""
 
     ids: tuple[int, ...]
-    continues: bool  # they follow the conversation's last reply; False: they start anew
+    continues: bool  # they follow the conversation's last reply; False: they start a new sequence
     draw_key: int  # 64 bits that fix every draw of the reply
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """A reply as it was sampled."""
+    """A sampled reply."""
 
     ids: tuple[int, ...]
     log_probs: tuple[float, ...]  # at the sampling temperature, over the whole vocabulary
@@ -56,5 +57,5 @@ class Engine(Protocol):
         conversations: Sequence[Conversation],
         sampling: Sampling,
         on_finished: Callable[[int], None] = lambda count: None,
-    ) -> None:
-        """Carry all conversations to their end; `on_finished` hears how many have just ended."""
+    ) -> object:
+        """Run all conversations to their end; calls `on_finished` with the number that just ended."""

@@ -1,11 +1,11 @@
-"""Two bandits whose arms have telling names: a safe arm and a risky one, one pull, and the name is all one knows.
+"""Two bandits with a safe and a risky arm: one pull, and the arm's name is the only hint.
 
     env = Bandit(Bandit.Config(split="train"))
     state = env.reset(seed=0)                     # e.g. Librarian (safe) and Investor (risky)
-    env.step(state, action=1, noise=0.1)          # pulls the arm that is listed first
+    env.step(state, action=1, noise=0.1)          # pulls the first listed arm
 
 `Bandit` draws its arms from a list of name pairs; `TwoArmedBandit` is the older one with fixed names and normally
-distributed points. In both, success means that the arm with the higher mean was pulled, whatever it paid.
+distributed points. In both, success means pulling the arm with the higher mean, regardless of the payout.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ TASK = (
 
 
 class BanditState(NamedTuple):
-    """Two arms, whether the safe one is listed first, and the pull once it was made."""
+    """Two arms, whether the safe one is listed first, and the pull, once made."""
 
     safe: str
     risky: str
@@ -78,7 +78,7 @@ def _render(state: BanditState) -> str:
 
 def _pull(state: BanditState, arm: str, points: float, success: bool) -> Transition:
     if state.pulled is not None:
-        raise ValueError(f"the episode is over: {state.pulled} was pulled already")
+        raise ValueError(f"the episode is over: {state.pulled} was already pulled")
     return Transition(state._replace(pulled=arm, points=points), points, done=True, success=success)
 
 
@@ -98,17 +98,17 @@ class BanditConfig:
         if not 0 <= self.hi_arm_hiscore_prob <= 1:
             raise ValueError(f"hi_arm_hiscore_prob={self.hi_arm_hiscore_prob}: a chance is between 0 and 1")
         if self.risky_mean == self.lo_arm_score:
-            raise ValueError(f"both arms pay {self.lo_arm_score} on average: neither is the better one")
+            raise ValueError(f"both arms pay {self.lo_arm_score} on average: neither is better")
 
     @property
     def risky_mean(self) -> float:
-        """What the risky arm pays on average."""
+        """The mean payout of the risky arm."""
         lucky = self.hi_arm_hiscore_prob
         return lucky * self.hi_arm_hiscore + (1 - lucky) * self.hi_arm_loscore
 
     @property
     def risky_is_better(self) -> bool:
-        """Which arm is the right one to pull."""
+        """Whether the risky arm is the right one to pull."""
         return self.risky_mean > self.lo_arm_score
 
 
@@ -122,7 +122,7 @@ class Bandit(Environment):
     }
 
     def reset(self, seed: int, split: str = "train") -> BanditState:
-        """A pair of names and the order in which they are listed."""
+        """A pair of names and the order in which they appear."""
         split_index(split)  # refuses an unknown split
         pairs = NAME_PAIRS[self.config.split]
         pool, safe_first = divmod(bits("bandit", split, seed), 2)
@@ -142,7 +142,7 @@ class Bandit(Environment):
         return _pull(state, state.risky, points, config.risky_is_better)
 
     def chances(self, state: BanditState, action: Action) -> Sequence[tuple[float, float]]:
-        """One outcome of the safe arm; luck or no luck with the risky one."""
+        """One outcome of the safe arm; high or low for the risky one."""
         lucky = self.config.hi_arm_hiscore_prob
         if self.action_names(state)[action] == state.safe or lucky == 1:
             return ((1.0, 0.0),)
@@ -165,7 +165,7 @@ class Bandit(Environment):
 
 @dataclass(frozen=True)
 class TwoArmedBanditConfig:
-    """The names of the arms; the `val` names, where given, are used for every split but `train`."""
+    """The names of the arms; the `val` names, if given, apply to every split but `train`."""
 
     low_risk_name: str = "phoenix"
     high_risk_name: str = "dragon"
@@ -199,10 +199,11 @@ class TwoArmedBandit(Environment):
     def reset(self, seed: int, split: str = "train") -> BanditState:
         """The names of the split, in a random order."""
         split_index(split)  # refuses an unknown split
-        return BanditState(*self.config.names(split), bool(bits("two_armed_bandit", split, seed) & 1))
+        safe, risky = self.config.names(split)
+        return BanditState(safe, risky, bool(bits("two_armed_bandit", split, seed) & 1))
 
     def step(self, state: BanditState, action: Action, noise: float = 0.0) -> Transition:
-        """Pull an arm, which ends the episode; `noise` is the quantile of what it pays."""
+        """Pull an arm, which ends the episode; `noise` is the quantile of the payout."""
         noise = max(noise, SMALLEST_NOISE)
         if action == 1:
             return _pull(state, state.safe, LOW_RISK.inv_cdf(noise), success=self.BETTER_ARM == 1)
@@ -224,7 +225,7 @@ class TwoArmedBandit(Environment):
         return None if state.pulled is not None else (self.BETTER_ARM,)
 
     def random_success(self, state: BanditState, num_actions: int) -> float:
-        """One of two arms is the better one."""
+        """One of the two arms is better."""
         return 0.5 if num_actions > 0 and state.pulled is None else 0.0
 
     def render(self, state: BanditState) -> str:
@@ -236,10 +237,10 @@ class TwoArmedBandit(Environment):
         return TASK
 
     def action_names(self, state: BanditState) -> dict[Action, str]:
-        """The arms in the order listed; the numbers stay with the arms."""
-        names = {1: state.safe, 2: state.risky}
+        """The arms in the order listed; each arm keeps its number."""
+        names: dict[Action, str] = {1: state.safe, 2: state.risky}
         return names if state.safe_first else dict(reversed(names.items()))
 
     def parse_action(self, state: BanditState, text: str) -> Action | None:
-        """The arm that a name or a number means."""
+        """The arm with this name or number."""
         return match_action(self.action_names(state), text, accept_numbers=True)

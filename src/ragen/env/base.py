@@ -1,12 +1,12 @@
-"""What an environment is: an immutable state and one pure `step`.
+"""The environment interface: an immutable state and one pure `step`.
 
     env = Sokoban(Sokoban.Config(dim_room=(6, 6), num_boxes=1))
-    state = env.reset(seed=123, split="val")            # the same level for ever
-    after = env.step(state, action=2, noise=0.4)        # -> Transition; `state` is untouched
+    state = env.reset(seed=123, split="val")            # always the same level
+    after = env.step(state, action=2, noise=0.4)        # -> Transition; `state` does not change
     env.render(after.state)                             # what the agent reads
 
-Play, rollouts, solvers, group copies, replay and fork all call this one `step`. Whatever is random in it is decided by
-`noise`, a number in [0, 1) that the caller draws (`ragen.counter.uniform`), so a step is a function of its arguments.
+Play, rollouts, solvers, replay and fork all call this one `step`. All randomness comes from `noise`, a number in [0, 1)
+that the caller draws (`ragen.prng.uniform`), so a step is a function of its arguments.
 
 A new environment is a subclass in one file and one line in `registry.py`; `check.check_environment` tests the contract.
 """
@@ -24,24 +24,24 @@ SPLITS = ("train", "val", "test", "sft")
 
 
 class Transition(NamedTuple):
-    """One step's outcome."""
+    """The outcome of one step."""
 
     state: State
     reward: float
-    done: bool = False  # the game itself is over: won, lost, or out of its own steps
-    success: bool = False  # and it was won
+    done: bool = False  # the game is over: won, lost, or at its step limit
+    success: bool = False  # the game was won
     effective: bool = True  # the action changed something
-    out_of_steps: bool = False  # done only because the environment's own step limit was reached
+    out_of_steps: bool = False  # done only because the environment's step limit was reached
 
 
 @dataclass
 class Tag:
-    """An entry of the catalogue (`custom_envs.<Tag>`): an environment with settings, and what an agent may do in it."""
+    """An entry of the catalogue (`custom_envs.<Tag>`): an environment, its settings, and the agent's limits in it."""
 
-    env_type: str = ""  # a name of the registry, or `package.module:Class`
+    env_type: str = ""  # a registry name, or `package.module:Class`
     max_actions_per_traj: int = 10
     max_tokens: int | None = 100  # length hint shown in the prompt; null: the reply limit
-    env_instruction: str | None = None  # replaces the environment's own task text
+    env_instruction: str | None = None  # replaces the environment's task text
     end_on_invalid: bool = False  # a reply without a valid action ends the episode
     parallel_friendly: bool = field(
         default=False, metadata={"no_effect": "environments are stepped in one thread, in episode order"}
@@ -53,10 +53,10 @@ class Tag:
 
 
 class Environment(ABC):
-    """The rules of one game. An instance holds settings only; everything that changes is in the `State`."""
+    """The rules of one game. An instance holds only settings; everything that changes is in the `State`."""
 
-    Config: ClassVar[type]  # a frozen dataclass: the settings, every default here and nowhere else
-    TAGS: ClassVar[dict[str, Tag]] = {}  # the catalogue entries that this environment brings
+    Config: ClassVar[type]  # a frozen dataclass: the settings and their only defaults
+    TAGS: ClassVar[dict[str, Tag]] = {}  # the catalogue entries of this environment
 
     def __init__(self, config: Any = None):
         self.config = self.Config() if config is None else config
@@ -72,24 +72,23 @@ class Environment(ABC):
         """Apply one action. Pure: the same arguments give the same transition, and `state` does not change."""
 
     def chances(self, state: State, action: Action) -> Sequence[tuple[float, float]] | None:
-        """Every distinct outcome of `step(state, action, noise)` as (probability, a noise that brings it about).
+        """Every distinct outcome of `step(state, action, noise)` as (probability, a noise that causes it).
 
-        This is what makes exact baselines possible. Deterministic games keep this default; return None where the
-        outcomes cannot be listed.
+        Exact baselines need it. Deterministic games keep this default; return None if the outcomes cannot be listed.
         """
         return ((1.0, 0.0),)
 
-    # --- exact answers that the game itself knows (`solve.py` searches where these return NotImplemented) ---------
+    # --- exact answers from the game itself (`solve.py` searches where these return NotImplemented) ---------------
 
     def shortest_plan(self, state: State) -> tuple[Action, ...] | None:
-        """The fewest actions that win for certain, or None where there are none. Override it with a faster search."""
+        """The shortest sequence of actions that is certain to win, or None. Override it with a faster search."""
         return NotImplemented
 
     def random_success(self, state: State, num_actions: int) -> float:
-        """How likely uniformly random play wins within so many actions. Override it where `chances` gives None."""
+        """The chance that uniformly random play wins within `num_actions`. Override it if `chances` returns None."""
         return NotImplemented
 
-    # --- what the agent reads and says --------------------------------------------------------------------------
+    # --- text ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def render(self, state: State) -> str:
@@ -97,27 +96,27 @@ class Environment(ABC):
 
     @abstractmethod
     def task(self) -> str:
-        """What the game is and how it is scored, true to this instance's settings."""
+        """The rules and the scoring, as this instance's settings define them."""
 
     def legend(self) -> str:
-        """How to read an observation (symbols, coordinates); empty where the text explains itself."""
+        """How to read an observation (symbols, coordinates); empty if the text explains itself."""
         return ""
 
     def symbols(self) -> dict[str, str]:
-        """The characters that a drawn observation is made of, and what they stand for; a terminal colours them."""
+        """The characters of a drawn observation and their meanings; a terminal colours them."""
         return {}
 
     @abstractmethod
     def action_names(self, state: State) -> dict[Action, str]:
-        """The actions and the words for them, in the order shown to the agent; empty where any text is an action."""
+        """The actions and their names, in the order shown to the agent; empty if any text is an action."""
 
     def parse_action(self, state: State, text: str) -> Action | None:
-        """The action that a piece of an answer names, or None. Names match whatever their case."""
+        """The action that a part of an answer names, or None. Case does not matter."""
         return match_action(self.action_names(state), text)
 
 
 def match_action(names: dict[Action, str], text: str, accept_numbers: bool = False) -> Action | None:
-    """Find the action that `text` names; with `accept_numbers` also as `1` or `1 (Up)`, where both parts must agree.
+    """Find the action that `text` names; with `accept_numbers` also `1` or `1 (Up)`, where both parts must agree.
 
     >>> names = {1: "Up", 2: "Down"}
     >>> match_action(names, " up "), match_action(names, "1 (up)", accept_numbers=True), match_action(names, "1")
@@ -132,7 +131,7 @@ def match_action(names: dict[Action, str], text: str, accept_numbers: bool = Fal
 
 
 def split_index(split: str) -> int:
-    """The place of a split in `SPLITS`; an unknown one is refused."""
+    """The index of a split in `SPLITS`; raises on an unknown one."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
     return SPLITS.index(split)

@@ -1,10 +1,10 @@
-"""The conformance kit: does an environment keep the contract of `base.py`?
+"""The conformance kit: does an environment follow the contract of `base.py`?
 
-    check_environment(MyEnvironment())      # returns nothing, or raises ContractError saying what is broken
+    check_environment(MyEnvironment())      # raises ContractError with what is wrong
 
-It plays a few levels at random and tries every action on the way. A failure names the seed, the split and the action
-with which it happened. It asserts nothing about the game itself, only what the rest of the system relies on: states are
-values, steps are functions, chances are true, and names can be read back.
+It plays a few levels at random and tries every action in each state. An error names the seed, the split and the action.
+It checks nothing about the game itself, only what the rest of the system relies on: states are values, steps are pure
+functions, chances are correct, and action names parse.
 """
 
 import base64
@@ -14,19 +14,19 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ragen.env.base import SPLITS, Action, Environment, State, Transition
 from ragen.prng import uniform
 
-NUM_NOISES = 200  # evenly spread noises with which an action's listed outcomes are compared
+NUM_NOISES = 200  # evenly spaced noises that an action's listed outcomes are compared with
 CHANCE_TOLERANCE = 0.05
 NONSENSE = ("", "   ", "no such action exists", "-1")
 
 
 class ContractError(AssertionError):
-    """An environment does not keep the contract."""
+    """An environment breaks the contract."""
 
 
 def check_environment(
@@ -37,10 +37,10 @@ def check_environment(
     sample_actions: Callable[[State], Sequence[Action]] | None = None,
     fresh_process: bool = True,
 ) -> None:
-    """Raise ContractError at the first broken promise.
+    """Raise ContractError at the first violation.
 
-    `sample_actions` gives actions to try where any text is an action; `fresh_process` also replays the levels in a new
-    interpreter with another hash seed, which needs a class that can be imported.
+    `sample_actions` returns actions to try if any text is an action; `fresh_process` also replays the levels in a new
+    interpreter with another hash seed, if the class can be imported.
     """
     seeds = tuple(seeds)
     kit = _Kit(env, sample_actions)
@@ -53,7 +53,7 @@ def check_environment(
 
 
 def levels_digest(env: Environment, seeds: Iterable[int], splits: Iterable[str]) -> str:
-    """A fingerprint of the first observations and first steps of levels, equal in every process."""
+    """A hash of the first observations and first steps of levels, equal in every process."""
     digest = hashlib.sha256()
     for split in splits:
         for seed in seeds:
@@ -82,17 +82,17 @@ class _Kit:
         for method in ("task", "legend"):
             text = getattr(self.env, method)()
             _require(isinstance(text, str), f"{method}() must be a str, got {type(text).__name__}")
-        _require(bool(self.env.task().strip()), "task() must say what the game is, got an empty text")
+        _require(bool(self.env.task().strip()), "task() must describe the game, got an empty text")
 
     def check_level(self, seed: int, split: str, num_steps: int) -> None:
         where = f"seed {seed}, split {split!r}"
         state = self.env.reset(seed, split)
         _check_value(state, where)
-        _require(self.env.reset(seed, split) == state, f"{where}: a second reset gives another state")
+        _require(self.env.reset(seed, split) == state, f"{where}: a second reset returns a different state")
         _require(self.twin.reset(seed, split) == state, f"{where}: another instance with the same settings differs")
         _require(
             self.twin.render(self.twin.reset(seed, split)) == self.env.render(state),
-            f"{where}: members of a group would read different first observations",
+            f"{where}: the first observation differs between two instances",
         )
         for step in range(num_steps):
             self.check_state(state, f"{where}, step {step}")
@@ -115,17 +115,15 @@ class _Kit:
         self.check_render(state, where)
         self.check_names(state, where)
         actions = self.actions(state)
-        _require(
-            len(actions) > 0, f"{where}: there is no action to try; pass sample_actions where any text is an action"
-        )
+        _require(len(actions) > 0, f"{where}: there is no action to try; pass sample_actions if any text is an action")
         for action in actions:
             self.check_step(state, action, f"{where}, action {action!r}")
 
     def check_render(self, state: State, where: str) -> None:
         text = self.env.render(state)
-        _require(isinstance(text, str), f"{where}: render must give a str, got {type(text).__name__}")
-        _require(bool(text.strip()), f"{where}: render gives an empty text")
-        _require(self.env.render(state) == text, f"{where}: rendering the same state twice gives different texts")
+        _require(isinstance(text, str), f"{where}: render must return a str, got {type(text).__name__}")
+        _require(bool(text.strip()), f"{where}: render returns an empty text")
+        _require(self.env.render(state) == text, f"{where}: rendering the same state twice returns different texts")
 
     def check_names(self, state: State, where: str) -> None:
         names = self.env.action_names(state)
@@ -135,28 +133,26 @@ class _Kit:
         for action, name in names.items():
             for said in (name, name.upper(), name.lower(), f"  {name} "):
                 parsed = self.env.parse_action(state, said)
-                _require(
-                    parsed == action, f"{where}: {said!r} must be read as action {action!r}, it is read as {parsed!r}"
-                )
+                _require(parsed == action, f"{where}: {said!r} must parse as action {action!r}, got {parsed!r}")
         if names:
             for said in NONSENSE:
                 parsed = self.env.parse_action(state, said)
-                _require(parsed is None, f"{where}: {said!r} names no action, it is read as {parsed!r}")
+                _require(parsed is None, f"{where}: {said!r} is not an action, but parses as {parsed!r}")
 
     def check_step(self, state: State, action: Action, where: str) -> None:
         before = pickle.dumps(state)
         noise = uniform("check", where)
         transition = self.env.step(state, action, noise)
-        _require(pickle.dumps(state) == before, f"{where}: step changed the state that it was given")
+        _require(pickle.dumps(state) == before, f"{where}: step changed its input state")
         _check_transition(transition, state, where)
         _check_value(transition.state, f"{where}, the state after it")
         _require(
             self.env.step(state, action, noise) == transition,
-            f"{where}: the same state, action and noise {noise} give another transition the second time",
+            f"{where}: the same state, action and noise {noise} give a different transition the second time",
         )
         _require(
             self.twin.step(state, action, noise) == transition,
-            f"{where}: another instance with the same settings steps differently: something is kept outside the state",
+            f"{where}: another instance with the same settings steps differently: data is stored outside the state",
         )
         self.check_chances(state, action, where)
 
@@ -164,7 +160,7 @@ class _Kit:
         chances = self.env.chances(state, action)
         if chances is None:
             return
-        listed: dict[Hashable, float] = {}
+        listed: dict[Transition, float] = {}
         for chance, noise in chances:
             _require(0 < chance <= 1, f"{where}: chances lists the probability {chance}")
             _require(0 <= noise < 1, f"{where}: chances lists the noise {noise}, noises are in [0, 1)")
@@ -176,13 +172,13 @@ class _Kit:
         for index in range(NUM_NOISES):
             noise = (index + 0.5) / NUM_NOISES
             outcome = self.env.step(state, action, noise)
-            _require(outcome in shares, f"{where}: noise {noise} has an outcome that chances does not list: {outcome}")
+            _require(outcome in shares, f"{where}: chances does not list the outcome of noise {noise}: {outcome}")
             shares[outcome] += 1 / NUM_NOISES
         for outcome, chance in listed.items():
             _require(
                 abs(shares[outcome] - chance) < CHANCE_TOLERANCE,
                 f"{where}: chances gives probability {chance:.3f} to {outcome}, "
-                f"evenly spread noises bring it about in {shares[outcome]:.3f} of the cases",
+                f"but evenly spaced noises lead to it in {shares[outcome]:.3f} of the cases",
             )
 
 
@@ -208,7 +204,7 @@ def _check_value(state: State, where: str) -> None:
 
 def _check_transition(transition: Any, state: State, where: str) -> None:
     kind = type(transition).__name__
-    _require(isinstance(transition, Transition), f"{where}: step must give a Transition, got {kind}")
+    _require(isinstance(transition, Transition), f"{where}: step must return a Transition, got {kind}")
     reward = transition.reward
     is_number = isinstance(reward, float) and math.isfinite(reward)
     _require(is_number, f"{where}: the reward must be a finite float, got {reward!r}")
@@ -218,7 +214,7 @@ def _check_transition(transition: Any, state: State, where: str) -> None:
     _require(transition.done or not transition.success, f"{where}: success without done; a won game is over")
     _require(transition.done or not transition.out_of_steps, f"{where}: out_of_steps without done")
     _require(
-        not (transition.out_of_steps and transition.success), f"{where}: a game is won or out of its steps, not both"
+        not (transition.out_of_steps and transition.success), f"{where}: a game is either won or out of steps, not both"
     )
     _require(
         transition.state != state or not transition.effective,
@@ -241,7 +237,7 @@ def _is_importable(cls: type) -> bool:
 
 
 def _check_fresh_process(env: Environment, seeds: Sequence[int], splits: Sequence[str]) -> None:
-    """String hashes are salted anew in every process: a level that depends on them is not reproducible."""
+    """String hashes differ between processes: a level that depends on them is not reproducible."""
     expected = levels_digest(env, seeds, splits)
     message = base64.b64encode(pickle.dumps((type(env), env.config, seeds, tuple(splits)))).decode()
     for hash_seed in ("1", "2"):
@@ -253,6 +249,6 @@ def _check_fresh_process(env: Environment, seeds: Sequence[int], splits: Sequenc
             raise ContractError(f"{type(env).__name__} does not run in a fresh process:\n{run.stderr}")
         _require(
             run.stdout.strip() == expected,
-            f"levels {list(seeds)} of {list(splits)} differ in a fresh process: do not build on hash(), "
+            f"levels {list(seeds)} of {list(splits)} differ in a fresh process: do not use hash(), "
             "set order, the clock or a global random state; use ragen.prng",
         )

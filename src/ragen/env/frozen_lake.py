@@ -2,11 +2,11 @@
 
     env = FrozenLake(FrozenLake.Config(size=4, success_rate=0.8))
     state = env.reset(seed=123, split="val")
-    env.step(state, action=3, noise=0.9)      # right was meant; this noise slips to one side
-    env.parse_grid("P_\nOG")                  # a lake of your own
+    env.step(state, action=3, noise=0.9)      # means right; this noise slips to one side
+    env.parse_grid("P_\nOG")                  # a custom lake
 
-The moves and their chances are those of Gymnasium's FrozenLake-v1 (`tests/env/test_frozen_lake.py` compares them); the
-maps are our own, with a random start and goal. Small lakes repeat: `solve.overlap` says how much two splits share.
+Moves and chances match Gymnasium's FrozenLake-v1 (`tests/env/test_frozen_lake.py` compares them); the maps are ours,
+with a random start and goal. Small lakes repeat: `solve.overlap` measures how much two splits share.
 """
 
 import struct
@@ -33,11 +33,12 @@ SYMBOLS = "P_OGX√"
 WORDS = ("player", "empty", "hole", "goal", "player in hole", "player on goal")
 PLAYER, EMPTY, HOLE, GOAL, PLAYER_IN_HOLE, PLAYER_ON_GOAL = range(6)
 
-ACTION_NAMES = {1: "Left", 2: "Down", 3: "Right", 4: "Up"}
-MOVES = {1: (0, -1), 2: (1, 0), 3: (0, 1), 4: (-1, 0)}  # action -> rows, columns; in turning order
-SIDEWAYS = {1: (4, 2), 2: (1, 3), 3: (2, 4), 4: (3, 1)}  # where a slip takes each action
+ACTION_NAMES: dict[Action, str] = {1: "Left", 2: "Down", 3: "Right", 4: "Up"}
+# action -> rows, columns; in turning order
+MOVES: dict[Action, tuple[int, int]] = {1: (0, -1), 2: (1, 0), 3: (0, 1), 4: (-1, 0)}
+SIDEWAYS: dict[Action, tuple[int, int]] = {1: (4, 2), 2: (1, 3), 3: (2, 4), 4: (3, 1)}  # where each action can slip to
 
-MAX_MAPS = 100_000  # maps drawn before the settings are called impossible
+MAX_MAPS = 100_000  # maps to draw before raising
 
 
 class Lake(NamedTuple):
@@ -62,8 +63,8 @@ class FrozenLakeConfig:
 
     size: int = 4
     p: float = 0.9  # chance that a tile is ice rather than a hole
-    success_rate: float = 0.8  # chance of going where one meant to; each side gets half of the rest
-    is_slippery: bool = True  # false: every move goes where it was meant, whatever success_rate says
+    success_rate: float = 0.8  # chance of moving as intended; each side gets half of the rest
+    is_slippery: bool = True  # false: every move goes as intended, and success_rate has no effect
     map_seed: int | None = None  # set: every level, of every split, is this one map
     render_mode: str = "text"
     observation_format: str = "grid"  # grid, coord or grid_coord
@@ -81,7 +82,7 @@ class FrozenLakeConfig:
 
     @property
     def slips(self) -> bool:
-        """Whether a move can go astray at all."""
+        """Whether a move can slip."""
         return self.is_slippery and self.success_rate < 1
 
 
@@ -97,7 +98,7 @@ class FrozenLake(Environment):
         "FrozenLake": _tag(success_rate=0.8),
         "CoordFrozenLake": _tag(max_tokens=120, success_rate=0.8, observation_format="grid_coord"),
         "FrozenLakeV1": _tag(
-            max_tokens=None,  # the reply limit is the one that is told
+            max_tokens=None,  # the prompt shows the reply limit
             max_actions=100,  # the number of turns is the only limit
             size=4,
             p=0.8,
@@ -116,7 +117,7 @@ class FrozenLake(Environment):
         return FrozenLakeState(lake, lake.start)
 
     def step(self, state: FrozenLakeState, action: Action, noise: float = 0.0) -> Transition:
-        """Move one cell; at the border one stays where one is."""
+        """Move one cell; a move across the border stays in place."""
         if action not in MOVES:
             raise ValueError(f"action {action!r}: FrozenLake has {ACTION_NAMES}")
         if self.config.is_slippery and noise >= self.config.success_rate:
@@ -133,7 +134,7 @@ class FrozenLake(Environment):
         return Transition(FrozenLakeState(lake, after), float(success), done, success, after != player)
 
     def chances(self, state: FrozenLakeState, action: Action) -> Sequence[tuple[float, float]]:
-        """The move as meant and the two slips, those that can happen."""
+        """The intended move and the two slips, as far as they can happen."""
         if not self.config.slips:
             return ((1.0, 0.0),)
         meant = self.config.success_rate
@@ -174,7 +175,7 @@ class FrozenLake(Environment):
         return "\n".join(lines)
 
     def parse_grid(self, text: str) -> FrozenLakeState:
-        """The state that a drawn grid shows. The start is not drawn: it is taken to be where the player stands."""
+        """The state of a drawn grid. The start is not drawn: the player's cell counts as the start."""
         rows = grid_rows(text)
         size = len(rows)
         if any(len(row) != size for row in rows):
@@ -193,7 +194,7 @@ class FrozenLake(Environment):
         return FrozenLakeState(Lake(size, holes, start, goal.bit_length() - 1), start)
 
     def task(self) -> str:
-        """The rules and the reward; slipping is mentioned only where it happens."""
+        """The rules and the reward; mentions slipping only where it happens."""
         text = (
             f"You are crossing a frozen lake of {self.config.size} by {self.config.size} cells. Walk to the goal; if "
             "you step into a hole, you have lost. A move that would leave the lake does nothing."
@@ -210,7 +211,7 @@ class FrozenLake(Environment):
         return legend_text(self.symbols(), self.config.observation_format)
 
     def symbols(self) -> dict[str, str]:
-        """What each character of the drawn grid is."""
+        """The meaning of each character of the drawn grid."""
         return dict(zip(SYMBOLS, WORDS, strict=True))
 
     def action_names(self, state: FrozenLakeState) -> dict[Action, str]:
@@ -218,7 +219,7 @@ class FrozenLake(Environment):
         return ACTION_NAMES
 
     def parse_action(self, state: FrozenLakeState, text: str) -> Action | None:
-        """The action that a word names, whatever its case; numbers where the settings allow them."""
+        """The action with this name in any case; also numbers, if the settings allow them."""
         return match_action(ACTION_NAMES, text, self.config.accept_numbers)
 
 
@@ -226,7 +227,7 @@ class FrozenLake(Environment):
 
 
 def generate_lake(size: int, p: float, *stream: int | str) -> Lake:
-    """The map of a random stream: independent tiles, two different cells for start and goal, a way between them."""
+    """The map of a random stream: independent tiles, two different cells for start and goal, a path between them."""
     num_cells = size * size
     threshold = round(p * 2**32)
     for attempt in range(MAX_MAPS):
@@ -240,7 +241,7 @@ def generate_lake(size: int, p: float, *stream: int | str) -> Lake:
         holes &= ~(1 << start | 1 << goal)
         if start != goal and _reaches(size, holes, start, goal):
             return Lake(size, holes, start, goal)
-    raise ValueError(f"no {size}x{size} lake with p={p} has a way from start to goal: raise p")
+    raise ValueError(f"no {size}x{size} lake with p={p} has a path from start to goal: raise p")
 
 
 def _draws_below_2_32(*key: int | str) -> Iterator[int]:
@@ -268,7 +269,7 @@ def _reaches(size: int, holes: int, start: int, goal: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _canvas(lake: Lake, cell_format: str) -> tuple[list[str], list[str]]:
-    """The drawn lake without the player, line ends as entries of their own, and how each code is drawn."""
+    """The drawn lake without the player, line ends as separate entries, and how each code is drawn."""
     drawn = [draw_cell(symbol, cell_format) for symbol in SYMBOLS]
     cells = []
     for cell in range(lake.size * lake.size):

@@ -1,11 +1,11 @@
-"""How a board of cells is written as text; shared by the grid games.
+"""Boards of cells as text, shared by the grid games.
 
     >>> cell_names(1, 2)
     ('(0, 0)', '(0, 1)')
     >>> draw_cell("#", "spaced")
     ' # \\t'
 
-An observation is the grid, lists of coordinates, or both, as `observation_format` says. Cells are numbered row by row:
+An observation is the grid, lists of coordinates, or both (`observation_format`). Cells are numbered row by row:
 cell = row * num_cols + col, and a set of cells is an integer with those bits set.
 """
 
@@ -24,13 +24,13 @@ COORDINATES_HINT = (
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
-    """Refuse a setting that is not among its choices."""
+    """Raise on a setting that is not one of its choices."""
     if value not in choices:
         raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")
 
 
 def check_text_settings(render_mode: str, observation_format: str, cell_format: str) -> None:
-    """Refuse text settings that no grid game has."""
+    """Raise on text settings that no grid game has."""
     check_choice("render_mode", render_mode, RENDER_MODES)
     check_choice("observation_format", observation_format, OBSERVATION_FORMATS)
     check_choice("cell_format", cell_format, CELL_FORMATS)
@@ -83,7 +83,7 @@ def legend_text(symbols: dict[str, str], observation_format: str) -> str:
 
 
 def grid_rows(text: str) -> list[list[str]]:
-    """The symbols of a drawn grid, row by row, whichever cell format drew it.
+    """The symbols of a drawn grid, row by row, for any cell format.
 
     >>> grid_rows("#_\\nP#") == grid_rows(" # \\t _ \\t\\n P \\t # \\t")
     True

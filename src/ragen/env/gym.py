@@ -1,15 +1,15 @@
-"""Our environments as Gymnasium environments, for tools that speak that interface.
+"""Our environments as Gymnasium environments, for tools that use that interface.
 
     env = as_gym(Sokoban(Sokoban.Config(num_boxes=1)), max_actions=10)
     observation, info = env.reset(seed=123)              # level 123; without a seed: a random level
     observation, reward, terminated, truncated, info = env.step(0)
 
-Observations are text. `terminated` says that the game was won or lost; `truncated` that steps ran out: the game's own,
-or the `max_actions` given here.
+Observations are text. `terminated` means that the game was won or lost; `truncated` that steps ran out: the game's, or
+the `max_actions` given here.
 """
 
 import string
-from typing import Any, ClassVar
+from typing import Any
 
 from ragen.env.base import Environment
 from ragen.extras import require
@@ -18,7 +18,8 @@ require("gym")
 import gymnasium  # noqa: E402
 from gymnasium.spaces import Discrete, Text  # noqa: E402
 
-NUM_SAMPLE_LEVELS = 8  # levels whose text is looked at for the characters in use
+NUM_SAMPLE_LEVELS = 8  # levels whose text shows the characters in use
+METADATA: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}
 
 
 def as_gym(
@@ -33,9 +34,9 @@ def as_gym(
 
 
 class GymEnvironment(gymnasium.Env):
-    """The state that a pure environment does not keep: where the game stands, and the luck of its steps."""
+    """Holds what a pure environment does not: the current state, and the noise of its steps."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}
+    metadata = METADATA
 
     def __init__(self, env: Environment, split: str, max_actions: int | None, max_length: int, render_mode: str | None):
         if render_mode not in (None, "ansi"):
@@ -43,7 +44,7 @@ class GymEnvironment(gymnasium.Env):
         samples = [env.reset(seed, split) for seed in range(NUM_SAMPLE_LEVELS)]
         actions = list(env.action_names(samples[0]))
         if not actions:
-            raise ValueError(f"{type(env).__name__} takes any text as an action; only listed actions can be numbered")
+            raise ValueError(f"{type(env).__name__} accepts any text as an action; only listed actions can be numbered")
         characters = set(string.printable + env.legend() + "".join(map(env.render, samples)))
         self.env = env
         self.split = split
@@ -78,5 +79,5 @@ class GymEnvironment(gymnasium.Env):
         return self.env.render(self._state), transition.reward, terminated, truncated, info
 
     def render(self) -> str | None:
-        """The observation once more, in render mode `ansi`."""
+        """The observation again, in render mode `ansi`."""
         return self.env.render(self._state) if self.render_mode == "ansi" else None

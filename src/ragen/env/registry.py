@@ -1,4 +1,4 @@
-"""Which environments exist. Adding one is a line in `ENVIRONMENTS`; its tags come along with the class.
+"""The list of environments. To add one, add a line to `ENVIRONMENTS`; its class brings its tags.
 
 env = make(catalogue()["CoordSokoban"])
 """
@@ -36,35 +36,35 @@ def environment_class(env_type: str) -> type[Environment]:
     if not class_name:
         raise ValueError(
             f"unknown environment {env_type!r}{nearest_of(env_type, ENVIRONMENTS)}; "
-            f"your own is written package.module:Class"
+            f"write your own as package.module:Class"
         )
     if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
-        raise ValueError(f"environment {env_type!r}: your own is written package.module:Class")
+        raise ValueError(f"environment {env_type!r}: write your own as package.module:Class")
     try:
         cls = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, SyntaxError) as error:
-        raise ValueError(f"environment {env_type!r} cannot be imported: {error}") from error
+        raise ValueError(f"environment {env_type!r}: import failed: {error}") from error
     _check_class(cls, env_type)
     return cls
 
 
 def _check_class(cls: object, env_type: str) -> None:
     if not (isinstance(cls, type) and issubclass(cls, Environment)):
-        raise ValueError(f"environment {env_type!r} is no subclass of ragen.env.base.Environment")
+        raise ValueError(f"environment {env_type!r} is not a subclass of ragen.env.base.Environment")
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
-        raise ValueError(f"environment {env_type!r} is not complete, it lacks {missing}")
+        raise ValueError(f"environment {env_type!r} is incomplete: it does not define {missing}")
     if not dataclasses.is_dataclass(getattr(cls, "Config", None)):
-        raise ValueError(f"environment {env_type!r} lacks Config, a frozen dataclass with its settings")
+        raise ValueError(f"environment {env_type!r} does not define Config, a frozen dataclass with its settings")
 
 
 def catalogue() -> dict[str, Tag]:
-    """All built-in tags, as fresh copies that a config may change."""
+    """All built-in tags, as copies that a config may change."""
     return {name: tag for env_type in ENVIRONMENTS for name, tag in tags_of(env_type).items()}
 
 
 def tags_of(env_type: str) -> dict[str, Tag]:
-    """The tags that an environment brings, each under the name that it was asked for by."""
+    """The tags of an environment, with `env_type` as the caller wrote it."""
     return {
         name: dataclasses.replace(tag, env_type=env_type, env_config=dict(tag.env_config or {}))
         for name, tag in environment_class(env_type).TAGS.items()
@@ -72,7 +72,7 @@ def tags_of(env_type: str) -> dict[str, Tag]:
 
 
 def make(tag: Tag) -> Environment:
-    """The environment of a tag. Settings that its `Config` does not have, or of another type, are refused."""
+    """The environment of a tag. Raises on settings that its `Config` does not have, or of the wrong type."""
     cls = environment_class(tag.env_type)
     hints = get_type_hints(cls.Config)
     settings = {}

@@ -3,11 +3,11 @@
     env = Sokoban(Sokoban.Config(num_boxes=1, observation_format="grid_coord"))
     state = env.reset(seed=123, split="val")
     env.render(state)                        # the board as text
-    env.shortest_plan(state)                 # (1, 4, …): the fewest actions that solve it, None if it is lost
-    env.parse_grid("#####\n#PXO#\n#####")    # a board of your own
+    env.shortest_plan(state)                 # (1, 4, …): the shortest solution, None if there is none
+    env.parse_grid("#####\n#PXO#\n#####")    # a custom board
 
-A state is four numbers and a shared `Board`: sets of cells are integers with a bit for each cell, so that a step is a
-handful of integer operations. Every border cell is a wall, which is why no step has to test for the edge.
+A state is four numbers and a shared `Board`: sets of cells are integers with a bit for each cell, so a step is a few
+integer operations. Every border cell is a wall, so no step has to test for the edge.
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ SYMBOLS = "#_O√XPS"
 WORDS = ("wall", "empty", "target", "box on target", "box", "player", "player on target")
 WALL, EMPTY, TARGET, BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(7)
 
-ACTION_NAMES = {1: "Up", 2: "Down", 3: "Left", 4: "Right"}
-MOVES = {1: (-1, 0), 2: (1, 0), 3: (0, -1), 4: (0, 1)}  # action -> rows, columns
+ACTION_NAMES: dict[Action, str] = {1: "Up", 2: "Down", 3: "Left", 4: "Right"}
+MOVES: dict[Action, tuple[int, int]] = {1: (-1, 0), 2: (1, 0), 3: (0, -1), 4: (0, 1)}  # action -> rows, columns
 
 REWARD_ACTION = -0.1
 REWARD_BOX_ON = 1.0
@@ -42,7 +42,7 @@ REWARD_SOLVED = 10.0
 
 
 class Board(NamedTuple):
-    """What never changes in a level; `floor` (every cell that is not a wall) and `targets` are sets of cells."""
+    """The fixed part of a level; `floor` (every cell that is not a wall) and `targets` are sets of cells."""
 
     num_rows: int
     num_cols: int
@@ -51,7 +51,7 @@ class Board(NamedTuple):
 
 
 class SokobanState(NamedTuple):
-    """A position: the set of box cells, the player's cell, and how many actions were taken."""
+    """A position: the set of box cells, the player's cell, and the number of actions taken."""
 
     board: Board
     boxes: int
@@ -61,7 +61,7 @@ class SokobanState(NamedTuple):
 
 @dataclass(frozen=True)
 class SokobanConfig:
-    """The settings of `Sokoban`. `search_depth` bounds the difficulty: no level needs more moves than this."""
+    """The settings of `Sokoban`. `search_depth` is the most moves that a level may need."""
 
     dim_room: tuple[int, int] = (6, 6)
     dim_x: int | None = None  # dim_x and dim_y together replace dim_room
@@ -80,9 +80,9 @@ class SokobanConfig:
         if (self.dim_x is None) != (self.dim_y is None):
             raise ValueError(f"dim_x={self.dim_x}, dim_y={self.dim_y}: set both or neither")
         if len(self.dim_room) != 2 or min(self.size) < 3:
-            raise ValueError(f"room size {self.size}: two numbers of at least 3 are needed, the outer ring is wall")
+            raise ValueError(f"room size {self.size}: needs two numbers of at least 3, since the outer ring is wall")
         if self.num_boxes < 1:
-            raise ValueError(f"num_boxes={self.num_boxes}: at least 1 is needed")
+            raise ValueError(f"num_boxes={self.num_boxes}: must be at least 1")
         num_inner = (self.size[0] - 2) * (self.size[1] - 2)
         if num_inner <= self.num_boxes + 1:
             raise ValueError(f"num_boxes={self.num_boxes}: a room of {self.size} has only {num_inner} inner cells")
@@ -91,9 +91,9 @@ class SokobanConfig:
                 f"search_depth={self.search_depth}: {self.num_boxes} boxes need at least {self.num_boxes} moves"
             )
         if self.max_steps < 1:
-            raise ValueError(f"max_steps={self.max_steps}: at least 1 is needed")
+            raise ValueError(f"max_steps={self.max_steps}: must be at least 1")
         if len(self.symbols) != len(WORDS) or len(set(self.symbols)) != len(WORDS) or len(self.symbols.split()) != 1:
-            raise ValueError(f"symbols={self.symbols!r}: {len(WORDS)} different characters are needed, for {WORDS}")
+            raise ValueError(f"symbols={self.symbols!r}: needs {len(WORDS)} different characters, for {WORDS}")
 
     @property
     def size(self) -> tuple[int, int]:
@@ -106,7 +106,7 @@ def _tag(max_tokens: int | None = 100, max_actions: int = 10, **env_config: Any)
 
 
 class Sokoban(Environment):
-    """Rewards as in gym-sokoban: -0.1 an action, +1 or -1 when a box comes onto or leaves a target, +10 at the end."""
+    """Rewards as in gym-sokoban: -0.1 per action, +1 or -1 when a box enters or leaves a target, +10 when solved."""
 
     Config = SokobanConfig
     TAGS: ClassVar[dict[str, Tag]] = {
@@ -117,7 +117,7 @@ class Sokoban(Environment):
             max_tokens=120, dim_x=6, dim_y=6, num_boxes=1, max_steps=100, observation_format="grid_coord"
         ),
         "SokobanV1": _tag(
-            max_tokens=None,  # the reply limit is the one that is told
+            max_tokens=None,  # the prompt shows the reply limit
             max_actions=100,  # the number of turns is the only limit
             dim_x=6,
             dim_y=6,
@@ -130,13 +130,13 @@ class Sokoban(Environment):
     }
 
     def reset(self, seed: int, split: str = "train") -> SokobanState:
-        """A solvable level with no box on a target; the boards of different splits are different."""
+        """A solvable level with no box on a target; different splits have different boards."""
         num_rows, num_cols = self.config.size
         level = generate_level(num_rows, num_cols, self.config.num_boxes, self.config.search_depth, split, seed)
         return SokobanState(Board(num_rows, num_cols, level.floor, level.targets), level.boxes, level.player)
 
     def step(self, state: SokobanState, action: Action, noise: float = 0.0) -> Transition:
-        """Walk one cell, pushing the box that stands there; where that is blocked, nothing moves."""
+        """Walk one cell and push the box there, if any; if that is blocked, nothing moves."""
         if action not in MOVES:
             raise ValueError(f"action {action!r}: Sokoban has {ACTION_NAMES}")
         board, boxes, player, num_steps = state
@@ -169,7 +169,7 @@ class Sokoban(Environment):
         return Transition(after, reward, success or out_of_steps, success, effective, out_of_steps)
 
     def shortest_plan(self, state: SokobanState) -> tuple[int, ...] | None:
-        """The fewest actions that solve the board, or None where it cannot be solved in the steps left."""
+        """The shortest solution, or None if the board cannot be solved in the steps left."""
         plan = self._solve(state)
         return plan if plan is not None and len(plan) <= self.config.max_steps - state.num_steps else None
 
@@ -178,7 +178,7 @@ class Sokoban(Environment):
         return shortest_moves(board.num_cols, board.floor, board.targets, state.boxes, state.player)
 
     def is_dead(self, state: SokobanState) -> bool:
-        """Whether no sequence of actions solves the board any more (the step limit aside)."""
+        """Whether the board can no longer be solved, ignoring the step limit."""
         return self._solve(state) is None
 
     def random_success(self, state: SokobanState, num_actions: int) -> float:
@@ -222,7 +222,7 @@ class Sokoban(Environment):
         return "\n".join(lines)
 
     def parse_grid(self, text: str, num_steps: int = 0) -> SokobanState:
-        """The state that a drawn grid shows: the inverse of drawing it, and the way to make a board by hand."""
+        """The state of a drawn grid: the inverse of drawing, and the way to make a board by hand."""
         rows = grid_rows(text)
         num_rows, num_cols = len(rows), len(rows[0])
         cells_of = dict.fromkeys(range(len(WORDS)), 0)
@@ -257,11 +257,11 @@ class Sokoban(Environment):
         )
 
     def legend(self) -> str:
-        """The symbols in use and how positions are written, as far as the observation shows them."""
+        """The symbols and how positions are written, as far as the observation shows them."""
         return legend_text(self.symbols(), self.config.observation_format)
 
     def symbols(self) -> dict[str, str]:
-        """What each character of the drawn grid is."""
+        """The meaning of each character of the drawn grid."""
         return dict(zip(self.config.symbols, WORDS, strict=True))
 
     def action_names(self, state: SokobanState) -> dict[Action, str]:
@@ -269,19 +269,19 @@ class Sokoban(Environment):
         return ACTION_NAMES
 
     def parse_action(self, state: SokobanState, text: str) -> Action | None:
-        """The action that a word names, whatever its case; numbers where the settings allow them."""
+        """The action with this name in any case; also numbers, if the settings allow them."""
         return match_action(ACTION_NAMES, text, self.config.accept_numbers)
 
 
 @lru_cache(maxsize=4096)
 def _canvas(board: Board, symbols: str, cell_format: str) -> tuple[list[str], list[str]]:
-    """The drawn cells of the board without boxes and player, and how each code is drawn. Callers copy the first."""
+    """The drawn cells of the board without boxes and player, and the drawing of each code. Callers copy the first."""
     drawn = [draw_cell(symbol, cell_format) for symbol in symbols]
     num_cells = board.num_rows * board.num_cols
     cells = []
     for cell in range(num_cells):
         code = TARGET if board.targets >> cell & 1 else EMPTY if board.floor >> cell & 1 else WALL
-        # The last cell of a row is always wall, so its line end is never overwritten by a box or the player.
+        # The last cell of a row is always a wall, so no box or player overwrites its line end.
         ends_line = cell % board.num_cols == board.num_cols - 1 and cell != num_cells - 1
         cells.append(drawn[code] + "\n" if ends_line else drawn[code])
     return cells, drawn

@@ -1,17 +1,17 @@
-"""Sokoban levels, made backwards from the solved board so that every one is solvable in a known number of moves.
+"""Sokoban levels, generated backwards from the solved board, so each is solvable in a known number of moves.
 
     floor, targets, boxes, player = generate_level(6, 6, num_boxes=1, search_depth=30, split="val", seed=123)
 
-A room is carved by a random walk that stamps small shapes. From all solved positions an exact breadth-first search then
-walks backwards (the player steps back, or pulls a box along), so layer k holds just the positions whose shortest
-solution has k moves, and the level is drawn from the layer of a length that was drawn beforehand.
+A room is carved by a random walk that stamps small shapes. An exact breadth-first search then runs backwards
+from all solved positions (the player steps back, or pulls a box), so layer k holds exactly the positions whose shortest
+solution has k moves. The length is drawn first, and the level from the layer of that length.
 
 Everything is a set of cells held in one integer (cell = row * num_cols + col). With one box the whole search frontier
 is a single integer with a bit for each (box, player) pair: a step of all positions at once is a shift, and a pull,
-which moves box and player by the same offset, is a shift too. That makes a 6x6 level in some 40 microseconds.
+which moves box and player by the same offset, is a shift too. A 6x6 level takes about 40 microseconds.
 
-The only randomness is `counter.bits`, so a level is the same for ever; changing anything here changes the levels, and
-`tests/env/test_levels.py` notices.
+The only randomness is `prng.bits`, so a level never changes; changing anything here changes the levels, and
+`tests/env/test_levels.py` fails.
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,14 @@ from typing import NamedTuple
 from ragen.env.base import split_index
 from ragen.prng import bits
 
-# How often each solution length 1, 2, … 10 is wanted, out of 512: one 9-bit draw. Short ones are common, so that a
-# beginner finds rewards, and none is longer than the ten actions that an agent has.
+# How often each solution length 1, 2, … 10 is drawn, out of 512: one 9-bit draw. Short ones are common, so that a
+# beginner finds rewards, and none is longer than an agent's ten actions.
 LENGTH_WEIGHTS = (48, 127, 55, 86, 75, 52, 28, 26, 7, 8)
 LENGTHS = tuple(length for length, weight in enumerate(LENGTH_WEIGHTS, 1) for _ in range(weight))
 
-# Cells opened around a position of the walk, each as likely: a bar across, a bar down, and twice the cell alone. Long
-# solutions get long walks, hence larger rooms. With these numbers random play solves about 20 % of the 6x6 levels.
+# Cells opened around a position of the walk, all equally likely: a horizontal bar, a vertical bar, and twice a single
+# cell. Long solutions get long walks, hence larger rooms. With these numbers random play solves about 20 % of the 6x6
+# levels.
 STAMPS = (
     ((0, -1), (0, 0), (0, 1)),
     ((-1, 0), (0, 0), (1, 0)),
@@ -38,14 +39,14 @@ DIRECTIONS = ((-1, 0), (1, 0), (0, -1), (0, 1))  # up, down, left, right
 WALK_STEPS_BASE = 6
 WALK_STEPS_PER_MOVE = 3
 
-POOL_DRAWS = 40  # steps of the walk that one pool of random bits pays for, a byte each
+POOL_DRAWS = 40  # steps of the walk per pool of random bits, a byte each
 
-PATIENCE_ONE_BOX = 64  # rooms that may miss the wanted length
+PATIENCE_ONE_BOX = 64  # rooms that may miss the drawn length
 PATIENCE = 4  # the same with several boxes, where a room costs more
-MAX_ATTEMPTS = 2000  # rooms tried before the settings are called impossible
-MAX_FRONTIER = 3000  # box arrangements in one search layer; beyond it the search goes no deeper
-MAX_CELLS_ONE_INTEGER = 100  # larger boards would make the one-integer frontier, with cells**2 bits, the slower way
-CHUNK = 6  # cells that are looked up at a time
+MAX_ATTEMPTS = 2000  # rooms to try before raising
+MAX_FRONTIER = 3000  # box arrangements in one search layer; beyond it the search stops
+MAX_CELLS_ONE_INTEGER = 100  # on larger boards the one-integer frontier, with cells**2 bits, is slower
+CHUNK = 6  # cells per table lookup
 CHUNK_MASK = (1 << CHUNK) - 1
 
 
@@ -59,7 +60,7 @@ class Level(NamedTuple):
 
 
 def content_class(floor: int, targets: int, boxes: int, player: int) -> int:
-    """0 to 3, from the board's content alone. Each split owns one class, so splits can never share a board."""
+    """0 to 3, computed from the board. Each split owns one class, so splits never share a board."""
     mixed = floor * 0x9E3779B97F4A7C15 + targets * 0xC2B2AE3D27D4EB4F
     mixed += boxes * 0x165667B19E3779F9 + player * 0x27D4EB2F165667C5
     return mixed % 0x1FFFFFFFFFFFFFFF >> 20 & 3  # a prime, 2**61 - 1, so that every bit of the board matters
@@ -74,7 +75,7 @@ def generate_level(num_rows: int, num_cols: int, num_boxes: int, search_depth: i
     pick_level = _pick_one_box_level if one_integer else _pick_level
     patience = PATIENCE_ONE_BOX if num_boxes == 1 else PATIENCE
     for attempt in range(MAX_ATTEMPTS):
-        # A length that the rooms keep missing is given up: first shorter ones will do, later longer ones too.
+        # If the rooms keep missing the length, accept shorter ones first, later longer ones too.
         shortest = length if attempt < patience else 1
         longest = min(length + attempt // PATIENCE_ONE_BOX, search_depth)
         num_steps = (WALK_STEPS_BASE + WALK_STEPS_PER_MOVE * longest) * (num_rows + num_cols) // 12
@@ -86,12 +87,12 @@ def generate_level(num_rows: int, num_cols: int, num_boxes: int, search_depth: i
         pool = bits(*key, "attempt", attempt + 1)
     raise ValueError(
         f"no Sokoban level with {num_boxes} boxes on {num_rows}x{num_cols} found for split {split!r}: "
-        f"the board is too small, or search_depth {search_depth} too low, for so many boxes"
+        f"the board is too small, or search_depth {search_depth} too low, for this number of boxes"
     )
 
 
 def _draw_length(pool: int, num_boxes: int, search_depth: int) -> tuple[int, int]:
-    """The wanted length, one draw of the table for each box added up, and the random bits that are left."""
+    """The solution length, the sum of one draw per box, and the remaining random bits."""
     length = 0
     for _ in range(num_boxes):
         length += LENGTHS[pool & 511]
@@ -106,10 +107,10 @@ def _draw_length(pool: int, num_boxes: int, search_depth: int) -> tuple[int, int
 def _walk_graph(num_rows: int, num_cols: int) -> tuple[list, ...]:
     """The random walk as linked lists: node[draw] is (cells to open, next node), for a draw below 64.
 
-    A node is a position and a direction. Of the 64 draws 40 go straight on and 24 take any of the four directions;
+    A node is a position and a direction. Of the 64 draws 40 go straight and 24 take any of the four directions;
     the walk stays inside the outer wall.
     """
-    nodes = {
+    nodes: dict[tuple[int, int, int], list] = {
         (row, col, direction): []
         for row in range(1, num_rows - 1)
         for col in range(1, num_cols - 1)
@@ -131,7 +132,7 @@ def _walk_graph(num_rows: int, num_cols: int) -> tuple[list, ...]:
 
 
 def _carve_room(num_rows: int, num_cols: int, num_steps: int, pool: int, key: tuple[int | str, ...]) -> tuple[int, int]:
-    """The floor of a random room, and the random bits that are left for placing things in it."""
+    """The floor of a random room, and the remaining random bits."""
     nodes = _walk_graph(num_rows, num_cols)
     pool, first = divmod(pool, len(nodes))
     draws = pool.to_bytes(64, "little")[:POOL_DRAWS]
@@ -146,7 +147,7 @@ def _carve_room(num_rows: int, num_cols: int, num_steps: int, pool: int, key: tu
 
 
 def _take_cells(cells: int, num_taken: int, pool: int) -> tuple[int, int]:
-    """Random distinct cells out of a set, and the random bits that are left."""
+    """Random distinct cells of a set, and the remaining random bits."""
     taken = 0
     for _ in range(num_taken):
         pool, skip = divmod(pool, cells.bit_count())
@@ -164,8 +165,8 @@ def _take_cells(cells: int, num_taken: int, pool: int) -> tuple[int, int]:
 class _Pairs(NamedTuple):
     """Constants for sets of (box, player) pairs on one board size; pair = box * num_cells + player."""
 
-    same_cell: int  # box and player in one cell, which cannot be
-    pulls: tuple[int, int, int, int]  # pairs whose player has just pushed the box up, down, left, right
+    same_cell: int  # box and player in one cell, which is impossible
+    pulls: tuple[int, ...]  # pairs whose player has just pushed the box up, down, left, right
     boxes_in_chunk: tuple[tuple[int, ...], ...]  # [chunk][bits of the chunk] -> those boxes, the player in cell 0
 
 
@@ -194,7 +195,7 @@ def _pick_one_box_level(
     num_cells = num_rows * num_cols
     pool, first_pair = divmod(pool, num_cells * num_cells)
     pairs = _allowed_pairs(num_rows, num_cols, floor)
-    # Any floor cell may be the target: going round from a random one, the first that has such a position is taken.
+    # Any floor cell may be the target: starting at a random one, take the first that has such a position.
     for target in _members_from(floor, pool % num_cells):
         solved = (floor ^ 1 << target) << target * num_cells
         layers = _pair_layers_back_from_solved(num_rows, num_cols, pairs, solved, longest)
@@ -218,7 +219,7 @@ def _allowed_pairs(num_rows: int, num_cols: int, floor: int) -> int:
 
 
 def _pair_layers_back_from_solved(num_rows: int, num_cols: int, pairs: int, solved: int, depth: int) -> list[int]:
-    """The pairs that need just 1, 2, … moves, as far as there are any."""
+    """The pairs that need exactly 1, 2, … moves."""
     pushed_up, pushed_down, pushed_left, pushed_right = _pairs(num_rows, num_cols).pulls
     along_row = num_rows * num_cols + 1  # box and player move together
     along_col = num_cols * along_row
@@ -244,7 +245,7 @@ def _pair_layers_back_from_solved(num_rows: int, num_cols: int, pairs: int, solv
 
 
 def _members_from(members: int, first: int) -> Iterator[int]:
-    """The members of a set, upwards from `first` and round to the smaller ones."""
+    """The members of a set, upwards from `first`, then the smaller ones."""
     upper = members >> first << first
     for part in (upper, members ^ upper):
         while part:
@@ -278,7 +279,7 @@ def _pick_level(
 
 
 def _layers_back_from_solved(num_cols: int, floor: int, targets: int, depth: int) -> list[dict[int, int]]:
-    """Layer k: the positions that need just k moves, as {boxes: player cells}; stops where layers grow too wide."""
+    """Layer k: the positions that need exactly k moves, as {boxes: player cells}; stops when a layer is too wide."""
     offsets = [row_offset * num_cols + col_offset for row_offset, col_offset in DIRECTIONS]
     frontier = {targets: floor & ~targets}
     seen = dict(frontier)

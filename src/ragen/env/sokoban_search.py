@@ -13,12 +13,12 @@ ACTIONS = (1, 2, 3, 4)  # up, down, left, right: the order of DIRECTIONS
 
 
 def action_offsets(num_cols: int) -> tuple[int, ...]:
-    """How far each action moves the player in cell numbers, in the order of `ACTIONS`."""
+    """The cell offset of each action, in the order of `ACTIONS`."""
     return tuple(row_offset * num_cols + col_offset for row_offset, col_offset in DIRECTIONS)
 
 
 def shortest_moves(num_cols: int, floor: int, targets: int, boxes: int, player: int) -> tuple[int, ...] | None:
-    """The fewest actions that solve the position, or None where it cannot be solved any more."""
+    """The shortest solution of the position, or None if there is none."""
     alive = _cells_alive(num_cols, floor, targets)
     frontier = {boxes: 1 << player}
     seen = dict(frontier)
@@ -34,7 +34,7 @@ def shortest_moves(num_cols: int, floor: int, targets: int, boxes: int, player: 
 def _next_layer(
     num_cols: int, floor: int, alive: int, frontier: dict[int, int], seen: dict[int, int]
 ) -> dict[int, int]:
-    """Every position one action further that was not seen before; adds them to `seen`."""
+    """Every new position one action further; adds them to `seen`."""
     reached: dict[int, int] = {}
     for boxes, players in frontier.items():
         free = floor & ~boxes
@@ -60,7 +60,7 @@ def _next_layer(
 
 @lru_cache(maxsize=1024)
 def _cells_alive(num_cols: int, floor: int, targets: int) -> int:
-    """Cells from which a lone box could still be pushed to some target; a box anywhere else is lost for ever."""
+    """Cells from which a lone box could still be pushed to some target; a box anywhere else is stuck."""
     alive = targets
     while True:
         grown = alive
@@ -85,7 +85,7 @@ def _trace_back(num_cols: int, layers: list[dict[int, int]], targets: int) -> tu
 
 
 def _predecessor(num_cols: int, layer: dict[int, int], boxes: int, player: int) -> tuple[int, int, int]:
-    """An action and the position in the layer before from which it leads here, as (action, boxes, player)."""
+    """An action and the position in the previous layer that lead here, as (action, boxes, player)."""
     for action, offset in zip(ACTIONS, action_offsets(num_cols), strict=True):
         came_from = player - offset
         if layer.get(boxes, 0) >> came_from & 1:
@@ -97,7 +97,7 @@ def _predecessor(num_cols: int, layer: dict[int, int], boxes: int, player: int) 
 
 
 def random_win_chance(num_cols: int, floor: int, targets: int, boxes: int, player: int, num_actions: int) -> float:
-    """The exact share of all action sequences of this length that solve the position on the way."""
+    """The exact share of action sequences of this length that solve the position."""
     offsets = action_offsets(num_cols)
     counts = {(boxes, player): 1}
     wins = 0

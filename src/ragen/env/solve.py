@@ -1,15 +1,15 @@
-"""What a level set allows: the exact success of random and of perfect play, so that a score can be judged.
+"""Baselines of a level set: the exact success of random and of perfect play, to judge a score against.
 
     env = Sokoban(Sokoban.Config(num_boxes=1))
     budget = Budget(turns=5, actions_per_turn=2, actions=10)
     baselines(env, range(123, 635), "val", budget)      # Baselines(random=0.195, optimal=1.0, num_levels=512)
-    best_actions(env, env.reset(123, "val"), budget)    # what a perfect agent answers now
+    best_actions(env, env.reset(123, "val"), budget)    # a perfect agent's next answer
 
-Everything here works on any environment whose `chances` lists the outcomes of a step, by calling the one `step` that
-play uses; an environment may know a faster way (`Environment.shortest_plan`, `Environment.random_success`).
+This works on any environment whose `chances` lists the outcomes of a step, and calls the same `step` as play does. An
+environment may provide a faster way (`Environment.shortest_plan`, `Environment.random_success`).
 
-A perfect agent is one with the same eyes as ours: in a turn it commits to several actions at once and does not see what
-the first ones did. On slippery ground that costs it success, and the optimum here counts that in.
+A perfect agent sees what ours sees: in a turn it commits to several actions at once, without seeing what the first ones
+did. On slippery ground that costs success, and the optimum includes that cost.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,11 +18,11 @@ from itertools import product
 
 from ragen.env.base import Action, Environment, State, Transition
 
-MAX_SEQUENCES = 20_000  # action sequences of one turn that are compared; beyond it the answer would take too long
-MAX_STATES = 1_000_000  # states that a search may visit
-TIE = 1e-12  # values closer than this are rounding, not a difference
+MAX_SEQUENCES = 20_000  # action sequences of one turn to compare; more would take too long
+MAX_STATES = 1_000_000  # states a search may visit
+TIE = 1e-12  # smaller differences are rounding
 
-Values = dict[int | None, list[float]]  # actions left (None: enough for every turn) -> the worth of each state
+Values = dict[int | None, list[float]]  # actions left (None: enough for every turn) -> the value of each state
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Budget:
 
     @property
     def total(self) -> int:
-        """The actions that can really be taken."""
+        """The number of actions that can actually be taken."""
         return min(self.actions, self.turns * self.actions_per_turn)
 
 
@@ -57,7 +57,7 @@ def baselines(env: Environment, seeds: Iterable[int], split: str, budget: Budget
     states = [env.reset(seed, split) for seed in seeds]
     if not states:
         raise ValueError("no seeds: a baseline needs at least one level")
-    # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: each is solved once.
+    # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: solve each once.
     values = {state: (random_success(env, state, budget), optimal_success(env, state, budget)) for state in set(states)}
     return Baselines(
         random=sum(values[state][0] for state in states) / len(states),
@@ -71,12 +71,12 @@ def overlap(env: Environment, seeds_a: Iterable[int], split_a: str, seeds_b: Ite
     states_a = {env.reset(seed, split_a) for seed in seeds_a}
     states_b = {env.reset(seed, split_b) for seed in seeds_b}
     if not states_b:
-        raise ValueError("no seeds in b: there is nothing to compare")
+        raise ValueError("no seeds in b: nothing to compare")
     return len(states_a & states_b) / len(states_b)
 
 
 def random_success(env: Environment, state: State, budget: Budget) -> float:
-    """How likely uniformly random actions win within the budget: the distribution over states, step by step."""
+    """The chance that uniformly random actions win within the budget, from the distribution over states."""
     known = env.random_success(state, budget.total)
     if known is not NotImplemented:
         return known
@@ -98,17 +98,17 @@ def random_success(env: Environment, state: State, budget: Budget) -> float:
 
 
 def optimal_success(env: Environment, state: State, budget: Budget) -> float:
-    """The best success that any agent can have within the budget, from this state on."""
+    """The best success rate that any agent can reach from this state within the budget."""
     return _solve_turn(env, state, budget)[0]
 
 
 def best_actions(env: Environment, state: State, budget: Budget) -> tuple[Action, ...]:
-    """What a perfect agent answers in the next turn; the shortest such answer. Where nothing can win, any action."""
+    """A perfect agent's next turn, the shortest one. If nothing can win, any action."""
     return _solve_turn(env, state, budget)[1]
 
 
 def shortest_plan(env: Environment, state: State) -> tuple[Action, ...] | None:
-    """The fewest actions that win for certain in a game without chance, or None where there are none."""
+    """The shortest sequence of actions that wins a game without chance, or None."""
     known = env.shortest_plan(state)
     return _search_plan(env, state, depth=None) if known is NotImplemented else known
 
@@ -118,14 +118,14 @@ def outcomes(env: Environment, state: State, action: Action) -> list[tuple[float
     chances = env.chances(state, action)
     if chances is None:
         raise ValueError(
-            f"{type(env).__name__} cannot list the outcomes of {action!r}, so nothing exact can be said about it: "
-            "let it override Environment.shortest_plan and Environment.random_success"
+            f"{type(env).__name__} cannot list the outcomes of {action!r}, so there is no exact baseline: "
+            "override Environment.shortest_plan and Environment.random_success"
         )
     return [(chance, env.step(state, action, noise)) for chance, noise in chances]
 
 
 def _search_plan(env: Environment, state: State, depth: int | None) -> tuple[Action, ...] | None:
-    """Breadth-first search for a certain win; refuses games of chance."""
+    """Breadth-first search for a certain win; raises on games of chance."""
     frontier: dict[State, tuple[Action, ...]] = {state: ()}
     seen = {state}
     num_steps = 0
@@ -150,7 +150,7 @@ def _search_plan(env: Environment, state: State, depth: int | None) -> tuple[Act
 
 def _check_size(env: Environment, num_states: int) -> None:
     if num_states > MAX_STATES:
-        raise ValueError(f"{type(env).__name__}: over {MAX_STATES} states, too many for an exact answer")
+        raise ValueError(f"{type(env).__name__}: more than {MAX_STATES} states, too many for an exact answer")
 
 
 def _solve_turn(env: Environment, state: State, budget: Budget) -> tuple[float, tuple[Action, ...]]:
@@ -167,10 +167,10 @@ def _solve_turn(env: Environment, state: State, budget: Budget) -> tuple[float, 
 
 
 class _Model:
-    """The part of a game that a budget can reach, as lists: branches[state][action] = [(chance, next state), …].
+    """The states within a budget's reach, as lists: branches[state][action] = [(chance, next state), …].
 
-    States are numbered in the order found, the asked-for state first; one more number stands for a game that was won.
-    A lost game is worth nothing, so its branch is left out.
+    States are numbered in the order found, the first is the one passed in; one more number stands for a won game. A
+    lost game is worth nothing, so its branch is omitted.
     """
 
     def __init__(self, env: Environment, state: State, depth: int):
@@ -185,7 +185,7 @@ class _Model:
                 self.actions.append(list(env.action_names(current)))
                 self.branches.append([])
                 for action in self.actions[-1]:
-                    branches = []
+                    branches: list[tuple[float, int]] = []
                     for chance, transition in outcomes(env, current, action):
                         if transition.success:
                             wins.append((branches, chance))
@@ -215,9 +215,9 @@ def _iterate_values(model: _Model, budget: Budget) -> tuple[float, tuple[Action,
     if num_actions**depth > MAX_SEQUENCES:
         raise ValueError(
             f"{num_actions} actions, {depth} at a time, make {num_actions**depth} answers to compare in a game of "
-            f"chance; at most {MAX_SEQUENCES} can be. Lower actions_per_turn"
+            f"chance; the limit is {MAX_SEQUENCES}. Lower actions_per_turn"
         )
-    # Where the action limit never binds, how many actions are left need not be known, and one horizon is enough.
+    # If the action limit never binds, the number of actions left does not matter, and one horizon is enough.
     binds = budget.actions < budget.turns * budget.actions_per_turn
     horizons = range(budget.actions + 1) if binds else (None,)
     values = dict.fromkeys(horizons, [0.0] * model.num_states + [1.0])
@@ -227,8 +227,8 @@ def _iterate_values(model: _Model, budget: Budget) -> tuple[float, tuple[Action,
 
 
 def _sequence_values(model: _Model, values: list[float], length: int) -> dict[tuple[int, ...], list[float]]:
-    """For each action sequence of this length, what it is worth in every state if nothing is seen in between."""
-    worth = {(): values}
+    """The value of each action sequence of this length in every state, if nothing is seen in between."""
+    worth: dict[tuple[int, ...], list[float]] = {(): values}
     num_actions = max(map(len, model.branches), default=0)
     for _ in range(length):
         worth = {
@@ -248,14 +248,14 @@ def _sequence_values(model: _Model, values: list[float], length: int) -> dict[tu
 def _candidates(
     model: _Model, values: Values, depth: int, left: int | None
 ) -> Iterator[tuple[tuple[int, ...], list[float]]]:
-    """Every answer that the actions left allow, shortest first, with its worth in every state."""
+    """Every answer within the actions left, shortest first, with its value in every state."""
     for length in range(1, (depth if left is None else min(depth, left)) + 1):
         after = values[None if left is None else left - length]
         yield from _sequence_values(model, after, length).items()
 
 
 def _back_up(model: _Model, values: Values, depth: int, left: int | None) -> list[float]:
-    """The worth of every state with one more turn."""
+    """The value of every state with one more turn."""
     best = [0.0] * model.num_states + [1.0]
     for _, worth in _candidates(model, values, depth, left):
         best = list(map(max, best, worth))
@@ -263,8 +263,9 @@ def _back_up(model: _Model, values: Values, depth: int, left: int | None) -> lis
 
 
 def _best_turn(model: _Model, values: Values, depth: int, left: int | None) -> tuple[float, tuple[Action, ...]]:
-    """The best answer in the first state, and what it is worth."""
-    best, answer = -1.0, ()
+    """The best answer in the first state, and its value."""
+    best = -1.0
+    answer: tuple[int, ...] = ()
     for sequence, worth in _candidates(model, values, depth, left):
         if worth[0] > best + TIE:
             best, answer = worth[0], sequence

@@ -24,8 +24,7 @@ from ragen.config import derive, devices
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict
 from ragen.engine.base import Engine, Prompt, Sampled
-from ragen.env.baseline_budget import Baselines as Reached
-from ragen.env.baseline_budget import baselines_within_budget as reach
+from ragen.env.baseline_budget import Baselines, baselines_within_budget
 from ragen.errors import RunFailed
 from ragen.evaluate import output as files
 from ragen.evaluate.api import CharacterChat, ServerEngine
@@ -82,7 +81,7 @@ class ModelResult:
     measured: Measured | None
     asked: Mapping[int, int]  # level -> episodes that were asked for
     failures: dict[str, int]  # reason -> episodes
-    reached: Reached
+    reached: Baselines
     notes: tuple[str, ...] = ()
     against: str = ""  # the model to compare with; by default the first one
 
@@ -194,7 +193,7 @@ class _Game:
         outcomes = tuple(map(outcome_of, records))
         failures = Counter(reason for key, reason in self.failures.items() if key[0] == tag)
         asked = Counter(request.seed for request in self.requests.values() if request.tag == tag)
-        reached = reach(world.env, list(asked), self.split, derive.budget(self.setting.config, tag))
+        reached = baselines_within_budget(world.env, list(asked), self.split, derive.budget(self.setting.config, tag))
         measured, notes = measure(outcomes, asked), server_notes(records)
         turns = self.setting.max_turn
         return ModelResult(self.model.label, tag, turns, outcomes, measured, asked, failures, reached, notes, against)

@@ -25,7 +25,7 @@ from ragen.env.registry import SHORT_NAMES as ENVIRONMENTS
 from ragen.env.registry import catalogue
 from ragen.errors import ConfigError, nearest_of
 from ragen.evaluate.models import Model
-from ragen.run.prepare import prepare as resolve
+from ragen.run.prepare import prepare
 from ragen.store.run_folder import RunFolder
 
 RECIPE = "eval"
@@ -144,7 +144,7 @@ def _resolve(wanted: Wanted, overrides: Sequence[str]) -> Resolved:
         options = {key: value for key, value in sizes.items() if key not in typed} | options
     if wanted.environments:
         return _resolve_environments(wanted, options, overrides)
-    return resolve([*_assigned(options), *overrides], recipe, wanted.config_dir)
+    return prepare([*_assigned(options), *overrides], recipe, wanted.config_dir)
 
 
 def _keys(overrides: Sequence[str]) -> set[str]:
@@ -212,7 +212,7 @@ def _resolve_run(
     if GROUPS not in _keys(overrides):
         options = {GROUPS: sum(tags.values())} | options
     chosen = [] if TAGS in _keys(overrides) else _tags_and_shares(tags, options, overrides)
-    resolved = resolve([*_assigned(options), *chosen, *overrides], "config", str(model.run_folder))
+    resolved = prepare([*_assigned(options), *chosen, *overrides], "config", str(model.run_folder))
     resolved.start = f"the training run {model.run_folder}"
     return resolved
 
@@ -262,8 +262,8 @@ def _resolve_environments(wanted: Wanted, options: Mapping[str, Any], overrides:
 def _resolve_tag(tag: str, overrides: Sequence[str]) -> Resolved:
     for environment, start in v1.ENVIRONMENTS.items():
         if start.tag == tag:
-            return resolve([environment, *overrides], environ={})
-    return resolve(overrides, recipe_of(tag))
+            return prepare([environment, *overrides], environ={})
+    return prepare(overrides, recipe_of(tag))
 
 
 def tag_of(name: str, model: Model) -> str:

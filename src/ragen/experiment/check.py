@@ -80,12 +80,12 @@ def _to_resolve(plan: Plan, seen: set[str] | None) -> list[list[Cell]]:
 
 
 def _resolved(cell: Cell, on_cpu: bool) -> Any:
-    from ragen.run.prepare import prepare as resolve
+    from ragen.run.prepare import prepare
 
     recipe, environment = recipe_and_environment(cell.start)
     slot = (CPU,) if on_cpu else tuple(map(str, range(cell.num_gpus)))
     try:
-        resolved = resolve([*environment, *overrides_on(cell, slot)], recipe)
+        resolved = prepare([*environment, *overrides_on(cell, slot)], recipe)
     except ConfigError as error:
         raise ConfigError(f"{cell.name}: {error}") from error
     trainer = resolved.config.trainer

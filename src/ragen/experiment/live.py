@@ -40,7 +40,7 @@ RECENT = 20  # steps whose mean time predicts the rest
 
 
 @dataclass
-class Row:
+class LiveRow:
     """The state of a cell, and what its run has measured so far."""
 
     cell: Cell
@@ -114,7 +114,7 @@ class View:
 
     def __init__(self, plan: Plan, screen: Screen | None = None, clock: Callable[[], float] = time.monotonic):
         self.plan, self._screen, self._clock = plan, screen or Screen(), clock
-        self.rows = {cell.name: Row(cell) for cell in plan.cells}
+        self.rows = {cell.name: LiveRow(cell) for cell in plan.cells}
         self._began = clock()
         self._live: Live | None = None
         if self._screen.is_terminal and not self._screen.is_dumb_terminal:
@@ -140,7 +140,7 @@ class View:
         self.rows[name].status = status
 
     def started(self, cell: Cell, slot: str, log_offset: int) -> None:
-        self.rows[cell.name] = Row(cell, "running", slot, log_offset, self._clock())
+        self.rows[cell.name] = LiveRow(cell, "running", slot, log_offset, self._clock())
         if not self._live:
             self.note(f"{self._count()} start {cell.name} on {slot}: {cell.log_path}")
 
@@ -159,7 +159,7 @@ class View:
 
     def waiting(self, cell: Cell) -> None:
         """A run that was lost waits for its turn again."""
-        self.rows[cell.name] = Row(cell)
+        self.rows[cell.name] = LiveRow(cell)
 
     def note(self, text: str) -> None:
         self._screen.print(Text(text), soft_wrap=True)
@@ -188,7 +188,7 @@ class View:
         hidden = [Text(f"and {len(rows) - len(shown)} more", "dim")] if len(shown) < len(rows) else []
         return Group(self._heading(rows), table, *hidden)
 
-    def _heading(self, rows: list[Row]) -> Text:
+    def _heading(self, rows: list[LiveRow]) -> Text:
         kinds = [row.kind for row in rows]
         failed = kinds.count("fail") + kinds.count("early_stopped")
         text = Text(f"{self.plan.title}  ", "bold")
@@ -198,14 +198,14 @@ class View:
             text.append(f" · {failed} failed", "red")
         return text.append(f" · {duration(self._clock() - self._began)}", "not bold dim")
 
-    def _fitting(self, rows: list[Row]) -> list[Row]:
+    def _fitting(self, rows: list[LiveRow]) -> list[LiveRow]:
         """As many as the terminal has lines for: running ones first, then those that have ended."""
         room = max(3, self._screen.height - 5)
         ranked = sorted(range(len(rows)), key=lambda index: ORDER.get(rows[index].kind, 3))
         return [rows[index] for index in sorted(ranked[:room])]
 
 
-def _texts(row: Row) -> Iterator[Text]:
+def _texts(row: LiveRow) -> Iterator[Text]:
     seconds = row.seconds_left if row.status == "running" else row.seconds or None
     yield Text(row.cell.name, overflow="ellipsis")
     yield Text(row.slot)

@@ -1,34 +1,37 @@
-"""A decoder of the Llama/Qwen2 family over packed tokens: one module that is sampled from and trained.
+"""A decoder of the Llama/Qwen2 family over packed tokens: one module for sampling and training.
 
-There is no batch dimension and no padding: tokens of many sequences lie one after the other, and whoever calls decides
-what may look at what, by the `attend` function it passes in (a cache for the sampler, whole sequences for the learner):
+There is no batch dimension and no padding: the tokens of many sequences are concatenated, and the caller decides what
+attends to what, by the `attend` function that it passes (a cache for the sampler, whole sequences for the learner):
 
     hidden_T = decoder.hidden(ids_T, positions_T, attend)       # attend(layer, query, key, value) -> mixed values
-    logits = decoder.logits(hidden_T[rows])                     # only where they are needed
+    logits = decoder.logits(hidden_T[rows])                     # only where needed
 
-q, k and v are one matrix, and so are gate and up: fewer, larger products. On disk the weights have Hugging Face's names
+q, k and v are one matrix, and so are gate and up: fewer, larger products. On disk, weights have Hugging Face's names
 and shapes (`to_huggingface`, `from_huggingface`).
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-# (layer, query [T, heads, head_dim], key and value [T, kv_heads, head_dim]) -> [T, heads, head_dim]
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+from ragen.protocols import Attend
 
-FAMILIES = ("llama", "qwen2")  # Hugging Face `model_type`s that this module computes
+if TYPE_CHECKING:
+    from ragen.model.huggingface import HuggingFaceModel
+
+FAMILIES = ("llama", "qwen2")  # Hugging Face `model_type`s that this module implements
+TrainableModel: TypeAlias = "Decoder | HuggingFaceModel"  # an nn.Module that is a `protocols.SampledModel`
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers that define a decoder."""
+    """The sizes that define a decoder."""
 
     vocab_size: int
     hidden_size: int
@@ -44,7 +47,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
-        """The shape of a Hugging Face config; what this module cannot compute is refused."""
+        """The shape of a Hugging Face config; raises on what this module does not implement."""
         rope = getattr(config, "rope_parameters", None) or {}
         unsupported = [
             reason
@@ -105,7 +108,7 @@ class Layer(nn.Module):
         attend: Callable[[Tensor, Tensor, Tensor], Tensor],
         rows: Tensor | None = None,
     ) -> Tensor:
-        """The layer's output, of some rows only if `rows` says so: the others are then only looked at."""
+        """The layer's output, of all tokens or only of `rows`; the others are then only attended to."""
         mixed = attend(*self.heads_of(x, cos, sin)).flatten(-2)
         if rows is not None:
             x, mixed = x[rows], mixed[rows]
@@ -125,6 +128,8 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """The whole model. `gradient_checkpointing` trades one more forward pass for the memory of activations."""
 
+    frequencies: Tensor
+
     def __init__(self, shape: Shape):
         super().__init__()
         self.shape = shape
@@ -137,7 +142,7 @@ class Decoder(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """The last hidden state of each token, normalised; of some rows only if `rows` says so, which is cheaper."""
+        """The last hidden state, normalised, of each token or only of `rows`, which is cheaper."""
         x, cos, sin = self._start(ids, positions)
         for index, layer in enumerate(self.layers):
             wanted = rows if index == len(self.layers) - 1 else None
@@ -148,9 +153,10 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def fill(self, ids: Tensor, positions: Tensor, attend: Any) -> None:
-        """Only show keys and values to a cache: of the last layer nothing else is computed."""
+        """Only fill a cache: of the last layer, compute nothing but keys and values."""
         x, cos, sin = self._start(ids, positions)
         *layers, last = self.layers
+        assert isinstance(last, Layer)
         for index, layer in enumerate(layers):
             x = layer(x, cos, sin, partial(attend, index))
         _, key, value = last.heads_of(x, cos, sin)
@@ -158,7 +164,7 @@ class Decoder(nn.Module):
 
     def _start(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x = self.embed(ids)
-        # Angles in float32 whatever the weights are: at position 3,000 bf16 would be off by whole radians.
+        # Angles always in float32: at position 3,000 bf16 would be off by whole radians.
         angles = positions[:, None, None].float() * self.frequencies.float()
         return x, angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
@@ -174,7 +180,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 # --- weights under Hugging Face's names ----------------------------------------------------------------------------
 
-# Ours -> theirs, within a layer. Several on the right are the rows of one matrix of ours.
+# Our name -> theirs, within a layer. Several names are the rows of one matrix of ours.
 _LAYER_NAMES = {
     "attention_norm.weight": ("input_layernorm.weight",),
     "qkv.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
@@ -184,7 +190,7 @@ _LAYER_NAMES = {
     "gate_up.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "down.weight": ("mlp.down_proj.weight",),
 }
-ADAPTERS = "adapters."  # what the names of an adapter's weights begin with, see `lora`
+ADAPTERS = "adapters."  # prefix of the names of adapter weights, see `lora`
 _OUTER_NAMES = {
     "embed.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -200,19 +206,19 @@ def _their_names(ours: str) -> tuple[str, ...]:
 
 
 def _row_counts(shape: Shape, ours: str) -> list[int]:
-    """How many rows of our matrix belong to each of theirs."""
+    """The number of rows of our matrix that belong to each of theirs."""
     if "qkv" in ours:
         return [heads * shape.head_dim for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)]
     return [shape.intermediate_size] * 2
 
 
 def _own_state(decoder: Decoder) -> dict[str, Tensor]:
-    """The decoder's weights, without those of adapters."""
+    """The decoder's weights, without adapters."""
     return {name: weight for name, weight in decoder.state_dict().items() if not name.startswith(ADAPTERS)}
 
 
 def linear_layers(decoder: Decoder) -> list[tuple[str, nn.Linear, dict[str, int]]]:
-    """Every linear layer but the head: our name, the layer, and their names with the number of rows of each."""
+    """Every linear layer but the head: our name, the layer, and their names with their numbers of rows."""
     found = []
     for index, layer in enumerate(decoder.layers):
         for ours in ("qkv", "out", "gate_up", "down"):
@@ -234,11 +240,11 @@ def to_huggingface(decoder: Decoder) -> dict[str, Tensor]:
 
 
 def from_huggingface(decoder: Decoder, state: Mapping[str, Tensor]) -> None:
-    """Copy weights under their names into the module; missing ones are refused by name."""
+    """Copy weights under their names into the module; raises if any is missing."""
     wanted = {name for ours in _own_state(decoder) for name in _their_names(ours)}
     missing = sorted(wanted - set(state))
     if missing:
-        raise ValueError(f"{len(missing)} weights are missing, the first is {missing[0]}")
+        raise ValueError(f"{len(missing)} weights are missing, for example {missing[0]}")
     with torch.no_grad():
         for ours, weight in _own_state(decoder).items():
             weight.copy_(torch.cat([state[name].to(weight) for name in _their_names(ours)]))

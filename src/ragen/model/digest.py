@@ -1,9 +1,9 @@
-"""What tells the weights of one model from those of another, without reading them all.
+"""A fingerprint of a model's weights, without reading them all.
 
-    digest(Path("models/mine"))                # the same for a copy, also one that is cut into files otherwise
+    digest(Path("models/mine"))                # the same for a copy, even if split into other files
 
-Of each weight its name, type and shape count, and up to `SAMPLE` bytes from its middle: training changes every weight
-that it touches almost everywhere.
+It covers the name, type and shape of each weight, and up to `SAMPLE` bytes from its middle: training changes almost
+every number of the weights that it updates.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ SAMPLE = 1 << 16
 
 
 def digest(folder: Path) -> str:
-    """Nothing for a folder without safetensors files."""
+    """Empty for a directory without safetensors files."""
     found = [line for path in folder.glob("*.safetensors") for line in _samples(path)]
     return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest() if found else ""
 

@@ -2,8 +2,8 @@
 
     model = HuggingFaceModel(AutoModelForCausalLM.from_pretrained(folder, attn_implementation=ATTENTION))
 
-The module stays theirs; only its attention is ours. Transformers lets an attention function be registered by name and
-hands it whatever keyword the forward call was given: `attend` travels that way.
+The module is theirs; only its attention is ours. Transformers registers attention functions by name and passes them the
+keywords of the forward call: `attend` is one of these.
 """
 
 import math
@@ -16,14 +16,15 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from ragen.errors import ConfigError
 from ragen.model.attention import Packed
-from ragen.model.decoder import Attend, Shape
+from ragen.model.decoder import Shape
+from ragen.protocols import Attend
 
 ATTENTION = "ragen"
 
 
 def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, **keywords: Any) -> tuple:
     """Theirs: [1, heads, tokens, head_dim]; ours: [tokens, heads, head_dim], and scaled by the root of head_dim."""
-    _refuse_what_is_not_computed(keywords)
+    _reject_unsupported(keywords)
     head_dim = query.shape[-1]
     scaling = keywords.get("scaling")
     if scaling is not None and not math.isclose(scaling, head_dim**-0.5):
@@ -32,21 +33,21 @@ def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mas
     return mixed[None], None
 
 
-def _refuse_what_is_not_computed(keywords: Mapping[str, Any]) -> None:
-    """Special kinds of attention, by the keywords that the families use."""
+def _reject_unsupported(keywords: Mapping[str, Any]) -> None:
+    """Raise on special kinds of attention, recognised by their keywords."""
     for name in ("softcap", "s_aux"):
         if keywords.get(name) is not None:
-            raise ConfigError(f"this model needs an attention that is not supported here ({name})")
+            raise ConfigError(f"this model needs an unsupported kind of attention ({name})")
     window, longest = keywords.get("sliding_window"), keywords["longest"]
     if window is not None and longest > window:
         raise ConfigError(
-            f"this model looks back {window} tokens at most, which is supported for conversations of that length only; "
-            f"one takes {longest}: set actor_rollout_ref.rollout.max_model_len={window}"
+            f"this model has a sliding window of {window} tokens, so conversations may not be longer; "
+            f"this one has {longest}: set actor_rollout_ref.rollout.max_model_len={window}"
         )
 
 
 def _no_mask(*arguments: Any, **keywords: Any) -> None:
-    """`attend` knows what may look at what."""
+    """`attend` does the masking."""
 
 
 AttentionInterface.register(ATTENTION, _attention)
@@ -62,30 +63,31 @@ class HuggingFaceModel(nn.Module):
         self.shape = Shape(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
-            intermediate_size=getattr(config, "intermediate_size", 0),  # GPT-2 does not tell, and nobody asks
+            intermediate_size=getattr(config, "intermediate_size", 0),  # GPT-2 has no such field, and nothing reads it
             num_layers=config.num_hidden_layers,
             num_heads=num_heads,
             num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
-            rope_theta=0.0,  # theirs to know, like what follows
+            rope_theta=0.0,  # not used here, like the next two
             norm_eps=0.0,
             qkv_bias=False,
             tied_embeddings=bool(config.tie_word_embeddings),
         )
-        learnt = getattr(module.base_model, "wpe", None)  # GPT-2 has a vector for every position
-        self.num_learnt = learnt.num_embeddings if learnt else 0
-        self.is_bounded = bool(self.num_learnt or getattr(config, "sliding_window", None))
+        self.gradient_checkpointing = False  # no effect here
+        positions = getattr(module.base_model, "wpe", None)  # GPT-2 learns a vector for every position
+        self.max_positions = positions.num_embeddings if positions else 0  # 0: unlimited
+        self.is_bounded = bool(self.max_positions or getattr(config, "sliding_window", None))
 
     @torch.no_grad()
     def check(self) -> "HuggingFaceModel":
-        """Refuse a model that does more than this class does between hidden states and logits."""
+        """Raise if the model does more than this class between hidden states and logits."""
         attend = Packed((2,), next(self.parameters()).device)
-        ids = attend.positions + 1  # 0 is often a padding without a meaning
+        ids = attend.positions + 1  # 0 is often padding
         theirs = self.module(**self._inputs(ids, attend.positions, attend)).logits[0]
         ours = self.logits(self.hidden(ids, attend.positions, attend))
         if (theirs - ours).abs().max() > 0.01 * ours.abs().max():
             raise ConfigError(
-                f"models of type {self.module.config.model_type} are not supported: they change their logits"
+                f"models of type {self.module.config.model_type} are not supported: they transform their logits"
             )
         return self
 
@@ -96,10 +98,10 @@ class HuggingFaceModel(nn.Module):
 
     def _inputs(self, ids: Tensor, positions: Tensor, attend: Attend) -> dict[str, Any]:
         longest = int(positions.max()) + 1 if self.is_bounded else 0
-        if self.num_learnt and longest > self.num_learnt:
+        if self.max_positions and longest > self.max_positions:
             raise ConfigError(
-                f"this {self.module.config.model_type} model has {self.num_learnt} positions, and a conversation takes "
-                f"more: set actor_rollout_ref.rollout.max_model_len={self.num_learnt}"
+                f"this {self.module.config.model_type} model has {self.max_positions} positions, and a conversation "
+                f"needs more: set actor_rollout_ref.rollout.max_model_len={self.max_positions}"
             )
         inputs = {"input_ids": ids[None], "position_ids": positions[None], "use_cache": False}
         return inputs | {"attend": attend, "longest": longest}

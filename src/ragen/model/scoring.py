@@ -1,13 +1,12 @@
-"""What the learner computes about samples before it changes anything: log-probs, entropies, values.
+"""The learner's scores of samples before an update: log-probs, entropies, values.
 
     scorer = Scorer(workers, temperature=1.0, micro_batch_size=4)
-    scorer.log_probs(model, samples)              # a tensor for each sample: one number per sampled token
+    scorer.log_probs(model, samples)              # a tensor per sample: one number per sampled token
 
-Only what a loss term needs is asked for; each worker computes its share, and all get all of it.
+Each worker computes its share, and all workers get all results.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,23 +15,24 @@ from ragen.distributed.workers import Workers
 from ragen.model.critic import Critic
 from ragen.model.packing import PackedTokens, Sample, pack, samples_of
 from ragen.model.policy import score
+from ragen.protocols import LanguageModel
 from ragen.types import Group
 
-CPU_TOKENS = 4096  # more in one pass was slower on every CPU that was tried
+CPU_TOKENS = 4096  # larger passes were slower on every CPU we tried
 
 
 class Scorer:
     def __init__(self, workers: Workers, temperature: float, micro_batch_size: int):
         self.workers, self.temperature, self.micro_batch_size = workers, temperature, micro_batch_size
 
-    def log_probs(self, model: Any, samples: Sequence[Sample]) -> list[Tensor]:
+    def log_probs(self, model: LanguageModel, samples: Sequence[Sample]) -> list[Tensor]:
         return self._each(samples, lambda packed: score(model, packed, self.temperature).log_probs)
 
     def values(self, critic: Critic, samples: Sequence[Sample]) -> list[Tensor]:
         return self._each(samples, critic.values)
 
-    def mean_entropies(self, model: Any, groups: Sequence[Group]) -> list[list[float]]:
-        """Of each episode the mean entropy of all its sampled tokens, group by group."""
+    def mean_entropies(self, model: LanguageModel, groups: Sequence[Group]) -> list[list[float]]:
+        """The mean entropy of each episode's sampled tokens, group by group."""
         samples = samples_of(groups)
         entropies = self._each(samples, lambda packed: score(model, packed, self.temperature).entropies)
         of_episode: dict[int, list[Tensor]] = {}
@@ -54,7 +54,7 @@ class Scorer:
 
 
 def micro_batches(num_tokens_S: Sequence[int], max_samples: int, device: torch.device) -> list[list[int]]:
-    """Which samples are computed together: neighbours in length, and on a CPU no more than its caches like."""
+    """Which samples to compute together: of similar length, and on a CPU at most CPU_TOKENS tokens."""
     max_tokens = CPU_TOKENS if device.type == "cpu" else sum(num_tokens_S)
     batches: list[list[int]] = []
     room = 0
@@ -68,5 +68,5 @@ def micro_batches(num_tokens_S: Sequence[int], max_samples: int, device: torch.d
 
 
 def by_sample(tokens_T: Tensor, samples: Sequence[Sample]) -> list[Tensor]:
-    """Numbers of all sampled tokens, cut into those of each sample."""
+    """Numbers of all sampled tokens, split by sample."""
     return list(tokens_T.float().split([sample.num_sampled for sample in samples]))

@@ -1,11 +1,11 @@
-"""Episodes: an agent plays levels, turn by turn, until each is over.
+"""Play episodes: an agent plays levels, turn by turn, to the end.
 
     worlds = {tag: World.make(config, tag, chat) for tag in tags}
     groups = collect(engine, worlds, requests, sampling, draws=(seed, step))
 
-An episode is a conversation that an engine carries to its end: state to text to tokens, reply to actions to the next
-state. Ids, log-probs and the sampled mask are born here, once. Members of a group play the same level from the same
-prompt; their samples and their luck differ.
+An episode is a conversation that an engine runs to its end: state to text to tokens, reply to actions to the next
+state. Ids, log-probs and the sampled mask are recorded here, once. Members of a group play the same level from the same
+prompt; their samples and their noise differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from ragen.types import Episode, EpisodeState, Group, Turn
 
 @dataclass(frozen=True)
 class World:
-    """One tag, made ready to be played by a model."""
+    """One tag, ready for a model to play."""
 
     name: str
     env: Environment
@@ -53,7 +53,7 @@ class World:
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """A level, and how many episodes of it to play. `group` numbers it within the step."""
+    """A level and the number of episodes to play. `group` is its index within the step."""
 
     tag: str
     seed: int
@@ -70,7 +70,7 @@ def collect(
     draws: tuple[Coordinate, ...],
     on_finished: Callable[[int], None] = lambda count: None,
 ) -> list[Group]:
-    """Play all groups. `draws` are the coordinates, such as seed and step, that set these samples apart from others."""
+    """Play all groups. `draws` are coordinates, such as seed and step, that make these samples differ from others."""
     played = [
         [PlayedEpisode(worlds[request.tag], request, member, draws) for member in range(request.size)]
         for request in requests

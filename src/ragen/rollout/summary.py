@@ -1,4 +1,4 @@
-"""What a set of played groups amounts to, as numbers.
+"""Metrics of played groups.
 
 summarize(groups)      # {"SimpleSokoban/success": 0.41, …, "response_length": 96.2, "reward": 3.1}
 """
@@ -10,7 +10,7 @@ from ragen.types import Episode, Group
 
 
 def score_of(episode: Episode) -> float:
-    """What is trained on: the environment's reward and the format penalties."""
+    """The score to train on: the environment's reward plus the format penalties."""
     return episode.final.reward + episode.final.penalty
 
 
@@ -38,7 +38,7 @@ def summarize(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def repeated_share(ids: Sequence[int], num: int = 4) -> float:
-    """The share of runs of `num` tokens that have stood in the same reply before; 0 in a shorter one."""
+    """The share of runs of `num` tokens that appeared earlier in the same reply; 0 in a shorter one."""
     runs = list(zip(*(ids[first:] for first in range(num)), strict=False))
     return 1.0 - len(set(runs)) / len(runs) if runs else 0.0
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen.agent.episode import noise_stream
-from ragen.agent.prompt import STYLES, Prompt
+from ragen.agent.prompt import STYLES, PromptStyle
 from ragen.agent.rules import AgentRules
 from ragen.config import derive
 from ragen.config.schema import Config
@@ -48,7 +48,7 @@ MIN_LEVELS = 8 * CHUNK  # for fewer, starting processes takes longer than it sav
 PATIENCE = 2_000  # consecutive skipped levels before the settings are called impossible
 RESERVED = 512  # levels of a split that an evaluation plays by default
 
-Row = dict[str, Any]
+AnswerRow = dict[str, Any]
 Message = dict[str, str]
 
 
@@ -96,7 +96,7 @@ class Solved:
 
     seed: int
     start: State
-    rows: tuple[Row, ...]
+    rows: tuple[AnswerRow, ...]
 
     @property
     def success(self) -> bool:
@@ -107,13 +107,13 @@ class Solved:
 class Data:
     """The rows, and how they came about."""
 
-    train: list[Row]
-    test: list[Row]
+    train: list[AnswerRow]
+    test: list[AnswerRow]
     num_skipped: int
     success: float  # of the solver, over all levels: below 1 in a game of chance
     shared: float  # of the levels that evaluations play, how many are also trained
 
-    def sets(self) -> dict[str, list[Row]]:
+    def sets(self) -> dict[str, list[AnswerRow]]:
         return {"train": self.train, "test": self.test}
 
 
@@ -158,7 +158,7 @@ def _choose(
     return solved, num_skipped
 
 
-def _labelled(levels: Sequence[Solved], split: str) -> list[Row]:
+def _labelled(levels: Sequence[Solved], split: str) -> list[AnswerRow]:
     rows = (row for level in levels for row in level.rows)
     return [row | {"extra_info": row["extra_info"] | {"split": split}} for row in rows]
 
@@ -221,7 +221,7 @@ def solve_levels(lesson: Lesson, seeds: Iterable[int]) -> list[Solved]:
     return levels
 
 
-def _rows(lesson: Lesson, prompt: Prompt, seed: int, played: Played) -> Iterator[Row]:
+def _rows(lesson: Lesson, prompt: PromptStyle, seed: int, played: Played) -> Iterator[AnswerRow]:
     for number, turn in enumerate(played.turns, start=1):
         yield {
             "data_source": f"ragen/{lesson.tag_name}",
@@ -237,7 +237,7 @@ def _rows(lesson: Lesson, prompt: Prompt, seed: int, played: Played) -> Iterator
         }
 
 
-def messages_before(prompt: Prompt, rules: AgentRules, past: Sequence[Spoken], turn_text: str) -> list[Message]:
+def messages_before(prompt: PromptStyle, rules: AgentRules, past: Sequence[Spoken], turn_text: str) -> list[Message]:
     """What a model is shown before its next answer, as chat messages: `ragen.agent.window` as text."""
     system = {"role": "system", "content": prompt.system_text()}
     shown = past if rules.context_window_mode == "full" else past[len(past) - _num_past(rules, past) :]
@@ -270,7 +270,7 @@ def write_data(data: Data, folder: Path, replace: bool = False) -> None:
             )
 
 
-def _parquet(rows: Sequence[Row]) -> bytes:
+def _parquet(rows: Sequence[AnswerRow]) -> bytes:
     require("sft")
     import pyarrow as pa
     import pyarrow.parquet
@@ -291,7 +291,7 @@ def _parquet(rows: Sequence[Row]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[AnswerRow]:
     require("sft")
     import pyarrow
     import pyarrow.parquet

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ragen.agent.episode import NoiseOfStep, actions_left, take_turn
-from ragen.agent.prompt import Prompt
+from ragen.agent.prompt import PromptStyle
 from ragen.agent.rules import AgentRules
 from ragen.env.base import Action, Environment, State, Tag
 from ragen.env.solve import Budget, best_actions, optimal_success
@@ -44,7 +44,7 @@ def demonstrate(
     env: Environment,
     tag: Tag,
     rules: AgentRules,
-    prompt: Prompt,
+    prompt: PromptStyle,
     start: State,
     player: Player,
     noise: NoiseOfStep,

@@ -32,7 +32,7 @@ from ragen.run.clock import Clock
 from ragen.run.console import step_line
 from ragen.run.progress import progress
 from ragen.run.session import Run, Session, joined, session
-from ragen.sft.data import Data, Lesson, Row, make_data, write_data
+from ragen.sft.data import AnswerRow, Data, Lesson, make_data, write_data
 from ragen.sft.output_dir import choose_output
 from ragen.sft.tokens import num_answers
 from ragen.sft.train import Tuner, plan_batches
@@ -137,7 +137,7 @@ def describe(data: Data, folder: Path) -> str:
     )
 
 
-def _num_levels(rows: Sequence[Row]) -> str:
+def _num_levels(rows: Sequence[AnswerRow]) -> str:
     """How many levels, and how many different boards: seeds may repeat small ones."""
     boards = [row["prompt"][-1]["content"] for row in rows if row["extra_info"]["turn"] == 1]
     num_boards = len(set(boards))

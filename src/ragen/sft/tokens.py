@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ragen.agent.rules import AgentRules
 from ragen.agent.template import ChatTemplate
 from ragen.errors import ConfigError
-from ragen.sft.data import Row
+from ragen.sft.data import AnswerRow
 from ragen.types import TokenSequence
 
 
@@ -29,7 +29,7 @@ class Answers:
         return sum(self.sequence.sampled)
 
 
-def rows_to_learn(rows: Sequence[Row], rules: AgentRules) -> list[tuple[int, Row]]:
+def rows_to_learn(rows: Sequence[AnswerRow], rules: AgentRules) -> list[tuple[int, AnswerRow]]:
     """The rows that become sequences, with their numbers: the last of each level where the agent sees all the past."""
     return [
         (number, row)
@@ -38,12 +38,12 @@ def rows_to_learn(rows: Sequence[Row], rules: AgentRules) -> list[tuple[int, Row
     ]
 
 
-def num_answers(rows: Sequence[Row], rules: AgentRules) -> list[int]:
+def num_answers(rows: Sequence[AnswerRow], rules: AgentRules) -> list[int]:
     """How many answers each sequence teaches, without a tokenizer."""
     return [row["extra_info"]["num_turns"] if _sees_all(rules) else 1 for _, row in rows_to_learn(rows, rules)]
 
 
-def answers_of(rows: Sequence[Row], chat: ChatTemplate, rules: AgentRules, max_length: int) -> list[Answers]:
+def answers_of(rows: Sequence[AnswerRow], chat: ChatTemplate, rules: AgentRules, max_length: int) -> list[Answers]:
     """One sequence for each level, or for each row where the agent does not see all of the past."""
     opening = "<think>" if rules.think else "<answer>"
     found = []
@@ -63,7 +63,7 @@ def _sees_all(rules: AgentRules) -> bool:
     return rules.context_window_mode == "full"
 
 
-def sequence_of(row: Row, chat: ChatTemplate, opening: str, learn_all: bool) -> TokenSequence:
+def sequence_of(row: AnswerRow, chat: ChatTemplate, opening: str, learn_all: bool) -> TokenSequence:
     """The conversation up to and including the row's answer; with `learn_all` earlier answers are learned too."""
     system, *messages = [*row["prompt"], {"role": "assistant", "content": row["response"]}]
     users, replies = messages[0::2], messages[1::2]

@@ -56,7 +56,7 @@ META, META_BEFORE = "grad_analysis", "grad_analysis_prefilter"
 LOSS_NAMES = {TASK: "policy"}  # where a loss has another name than its term
 FIRST_SEED = 1_000_000_000  # beyond `seed.train`: no training step gets that far
 
-Row = dict[str, Any]  # {"prefix": "grad_norm", "bucket": "bucket_1", "group_id": 3, "reward_std": 0.5}
+BucketRow = dict[str, Any]  # {"prefix": "grad_norm", "bucket": "bucket_1", "group_id": 3, "reward_std": 0.5}
 
 
 # --- which groups -------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def analyse(
     workers: Workers = ALONE,
     reference: Any = None,
     on_samples: Callable[[int], None] = lambda count: None,
-) -> tuple[dict[str, float], list[Row]]:
+) -> tuple[dict[str, float], list[BucketRow]]:
     """All metrics, the same for every worker, and which groups were in which bucket."""
     samples_G = [samples_of([group]) for group in batch.groups]
     targets = _targets_by_group(batch, [len(samples) for samples in samples_G])
@@ -376,7 +376,7 @@ def _mirrored(sums: Sums, coefficients: Mapping[str, float]) -> dict[str, float]
     return {f"actor/{name}": value for name, value in found.items()}
 
 
-def _rows(prefix: str, buckets: Buckets, selection: Selection) -> list[Row]:
+def _rows(prefix: str, buckets: Buckets, selection: Selection) -> list[BucketRow]:
     placed = [(bucket, *selection.table[place]) for bucket, places in buckets.items() for place in places]
     return [
         {"prefix": prefix, "bucket": bucket, "group_id": group, "reward_std": std} for bucket, group, std, _ in placed

@@ -1,8 +1,8 @@
-"""Keys and values of the conversations in flight: one row for each, filled from the left.
+"""Keys and values of the running conversations: one row each, filled from the left.
 
-A row keeps its tokens from turn to turn, so that a turn computes only what is new. `Decode` adds one token to every
-row, `Prefill` several tokens to some rows; both are `attend` functions of the decoder. What lies behind a row's length
-is left over from discarded tokens: nothing looks at it, and the next token overwrites it.
+A row keeps its tokens from turn to turn, so a turn computes only new tokens. `Decode` adds one token to every row,
+`Prefill` several tokens to some rows; both are `attend` functions of the decoder. Entries beyond a row's length are
+left over from discarded tokens: nothing attends to them, and the next token overwrites them.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class RowCache:
-    """Rows x capacity, for each layer. `lengths` is how many tokens of each row count."""
+    """Rows x capacity, for each layer. `lengths` is the number of valid tokens in each row."""
 
     GROWTH = 128  # capacity grows in these steps
 
@@ -33,24 +33,24 @@ class RowCache:
         self.capacity += added
 
     def add_rows(self, count: int) -> None:
-        """So many more, behind the others."""
+        """Append `count` rows."""
         if count:
             self.lengths = F.pad(self.lengths, (0, count))
             self._replace(lambda part: F.pad(part, (0, 0, 0, 0, 0, 0, 0, count)))
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Only these rows, in this order."""
+        """Keep only these rows, in this order."""
         self.lengths = self.lengths[rows]
         self._replace(lambda part: part[rows])
 
     def _replace(self, make: Callable[[Tensor], Tensor]) -> None:
-        """Other tensors for all, one after the other: only one of them is in memory twice."""
+        """Replace all tensors, one at a time: only one of them is in memory twice."""
         for parts in (self.keys, self.values):
             for layer in range(len(parts)):
                 parts[layer] = make(parts[layer])
 
     def copy(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
-        """The first tokens of one row into others: a shared prefix is computed once."""
+        """Copy the first tokens of one row into others: a shared prefix is computed once."""
         for parts in (self.keys, self.values):
             for part in parts:
                 part[list(targets), :, :num_tokens] = part[source, :, :num_tokens]
@@ -71,7 +71,7 @@ class Decode:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.rows, :, self.cache.lengths] = key
         values[self.rows, :, self.cache.lengths] = value
-        # The query heads that share a key head are so many queries to it: no key is repeated.
+        # Query heads that share a key head become more queries to it, so no key is repeated.
         grouped = query.unflatten(1, (key.shape[1], -1))
         mixed = F.scaled_dot_product_attention(
             grouped, keys[:, :, : self.longest], values[:, :, : self.longest], attn_mask=self.mask
@@ -80,13 +80,13 @@ class Decode:
 
 
 class Prefill:
-    """New tokens for some rows, packed one row after the other."""
+    """New tokens for some rows, packed row by row."""
 
     def __init__(self, cache: RowCache, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int]):
         self.cache = cache
         device = cache.lengths.device
         self.rows = torch.tensor(rows, device=device)
-        self.is_everyone = list(rows) == list(range(len(cache.lengths)))  # then the cache is read where it lies
+        self.is_all_rows = list(rows) == list(range(len(cache.lengths)))  # then the cache is read without a copy
         first, counted = torch.tensor(starts, device=device), torch.tensor(counts, device=device)
         self.index = torch.repeat_interleave(torch.arange(len(rows), device=device), counted)
         within = torch.arange(len(self.index), device=device) - (counted.cumsum(0) - counted)[self.index]
@@ -122,4 +122,4 @@ class Prefill:
         self.cache.values[layer][rows, :, self.positions] = value
 
     def _visible(self, part: Tensor) -> Tensor:
-        return (part if self.is_everyone else part[self.rows])[:, :, : self.longest]
+        return (part if self.is_all_rows else part[self.rows])[:, :, : self.longest]

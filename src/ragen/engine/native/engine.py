@@ -1,20 +1,19 @@
-"""The native engine: samples from the very module that is trained, in deterministic bursts.
+"""The native engine: samples from the same module that is trained, in deterministic bursts.
 
     engine = NativeEngine(model, tokenizer, end_of_turn_id)
     engine.run(conversations, sampling)
 
-A burst decodes a few tokens for every row without looking; then, in conversation order, replies are checked for their
-end, finished ones are handed over, and all new prompts are prefilled in one packed call. Tokens behind a reply's end
+A burst decodes a few tokens for every row without checking them. Then, in conversation order, the engine looks for the
+ends of replies, passes finished ones on, and prefills all new prompts in one packed call. Tokens after a reply's end
 are discarded. Nothing depends on a clock or on threads.
 
-The last token of a prompt is not prefilled: it is the first input of the next burst, so that all sampling happens in
-one place.
+The last token of a prompt is not prefilled: it is the first input of the next burst, so that all sampling happens
+there.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,30 +21,31 @@ from torch import Tensor
 from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
 from ragen.engine.native.cache import Decode, Prefill, RowCache
 from ragen.engine.native.sampler import sample, signed, uniforms
+from ragen.protocols import SampledModel, Tokenizer
 
 ANSWER_END = "</answer>"
 TAIL_TOKENS = 12  # </answer> has 9 characters, so at most 9 tokens
-WORTH_SHARING = 16  # a shorter common beginning costs more calls than it saves
+WORTH_SHARING = 16  # a shorter common prefix costs more calls than it saves
 
 
 @dataclass
 class Row:
-    """One conversation in flight. The cache holds `held`, and behind it what bursts fed of the current turn."""
+    """One running conversation. The cache holds `held`, then what bursts have fed of the current turn."""
 
     conversation: Conversation
     held: list[int]
-    pending: list[int] = field(default_factory=list)  # to be fed, the last of them by the next burst
+    pending: list[int] = field(default_factory=list)  # not fed yet; the next burst feeds the last of them
     draw_key: int = 0
     reply: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    num_fed: int = 0  # inputs of this turn that bursts have fed: the prompt's last token, then the reply's
+    num_fed: int = 0  # inputs of this turn fed by bursts: the prompt's last token, then the reply's
 
     def start_turn(self, prompt: Prompt) -> int:
-        """Returns how many tokens of the prompt the cache has already."""
+        """Returns how many tokens of the prompt the cache already holds."""
         if self.num_fed:
             self.held += [self.pending[-1], *self.reply[: self.num_fed - 1]]
         if prompt.continues:
-            # The reply's last token was sampled but, if no burst went beyond it, never fed.
+            # The reply's last token was sampled, but not fed unless a burst went beyond it.
             self.pending = [*self.reply[self.num_fed - 1 :], *prompt.ids]
             num_reused = 0
         else:
@@ -56,28 +56,26 @@ class Row:
         return num_reused
 
     def advance(self, num_tokens: int) -> None:
-        """So many pending tokens are in the cache now."""
+        """Mark the first `num_tokens` pending tokens as held by the cache."""
         self.held += self.pending[:num_tokens]
         del self.pending[:num_tokens]
 
 
 @dataclass
 class Statistics:
-    """What a run of the engine cost."""
+    """The cost of an engine run."""
 
     prefilled: int = 0  # tokens computed by prefill
-    shared: int = 0  # prompt tokens that were copied instead
-    decoded: int = 0  # tokens sampled, the discarded ones included
+    shared: int = 0  # prompt tokens copied instead
+    decoded: int = 0  # tokens sampled, including discarded ones
     kept: int = 0  # tokens sampled and kept
 
 
 class NativeEngine:
-    """`model` has `hidden`, `fill`, `logits` and `shape`, as `ragen.model.decoder.Decoder` does."""
-
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: SampledModel,
+        tokenizer: Tokenizer,
         end_of_turn_id: int,
         max_rows: int = 256,
         burst: int = 4,
@@ -107,7 +105,7 @@ class NativeEngine:
 
 
 class EngineRun:
-    """Conversations on their way: all of one call of `run`, or more that join (`waiting.append`, `admit`)."""
+    """Running conversations: all of one call of `run`; more may join (`waiting.append`, `admit`)."""
 
     def __init__(self, engine: NativeEngine, waiting: list[Conversation], sampling: Sampling):
         self.engine, self.sampling = engine, sampling
@@ -121,7 +119,7 @@ class EngineRun:
 
     @torch.no_grad()
     def step(self) -> int:
-        """One burst; returns how many conversations ended with it."""
+        """One burst; returns how many conversations ended."""
         self.prefill()
         self.decode()
         return self.collect()
@@ -129,18 +127,23 @@ class EngineRun:
     # --- rows ---------------------------------------------------------------------------------------------------
 
     def admit(self, num_rows: int) -> None:
-        """Those that wait take the empty rows, and new ones up to so many."""
-        places = deque(index for index in range(num_rows) if index >= len(self.rows) or self.rows[index] is None)
-        while self.waiting and places:
+        """Waiting conversations take empty rows and new ones, up to `num_rows` in total."""
+        free = deque(index for index in range(num_rows) if index >= len(self.rows) or self.rows[index] is None)
+        while self.waiting and free:
             row = self._next_waiting([])
             if row is not None:
-                index = places.popleft()
+                index = free.popleft()
                 self.rows[index : index + 1] = [row]
                 self.arrivals.append(index)
         self.cache.add_rows(len(self.rows) - len(self.cache.lengths))
 
+    def _row(self, index: int) -> Row:
+        row = self.rows[index]
+        assert row is not None, f"row {index} is empty"
+        return row
+
     def _next_waiting(self, held: list[int]) -> Row | None:
-        """The next conversation, in a row whose cache holds these tokens: what its prompt shares with them is there."""
+        """The next conversation, in a row whose cache holds these tokens; it reuses what its prompt shares."""
         conversation = self.waiting.popleft()
         prompt = conversation.prompt()
         if prompt is None:
@@ -150,23 +153,23 @@ class EngineRun:
         return row
 
     def _compact(self) -> None:
-        """Give up empty rows once they are a quarter of all: until then copying costs more than they do."""
+        """Drop empty rows once they are a quarter of all: until then copying costs more than they do."""
         busy = [index for index, row in enumerate(self.rows) if row is not None]
         if len(busy) * 4 > len(self.rows) * 3:
             return
-        place = {index: new for new, index in enumerate(busy)}
+        new_index = {old: new for new, old in enumerate(busy)}
         self.cache.keep_rows(torch.tensor(busy, dtype=torch.int64, device=self.device))
         self.rows = [self.rows[index] for index in busy]
-        self.arrivals = [place[index] for index in self.arrivals]
+        self.arrivals = [new_index[index] for index in self.arrivals]
 
     # --- prefill ------------------------------------------------------------------------------------------------
 
     def prefill(self) -> None:
-        """All new prompts but their last token. Equal prompts are computed once, and so is their common beginning."""
+        """Compute all new prompts but their last token. Equal prompts and the common prefix are computed once."""
         fresh: dict[tuple[int, ...], list[int]] = {}
         work: list[int] = []
         for index in self.arrivals:
-            row = self.rows[index]
+            row = self._row(index)
             if row.held:
                 work.append(index)
             else:
@@ -185,20 +188,20 @@ class EngineRun:
         self._compute(work)
         for source, *copies in fresh.values():
             if copies:
-                self._share(source, copies, len(self.rows[source].held))
+                self._share(source, copies, len(self._row(source).held))
         self.arrivals = []
 
     def _share(self, source: int, targets: list[int], num_tokens: int) -> None:
         self.cache.copy(source, targets, num_tokens)
         self.statistics.shared += num_tokens * len(targets)
         for index in targets:
-            self.rows[index].advance(num_tokens)
+            self._row(index).advance(num_tokens)
 
     def _compute(self, indices: list[int]) -> None:
         batch: list[int] = []
         num_tokens = 0
         for index in indices:
-            count = len(self.rows[index].pending) - 1
+            count = len(self._row(index).pending) - 1
             if batch and num_tokens + count > self.engine.max_prefill_tokens:
                 self._compute_packed(batch)
                 batch, num_tokens = [], 0
@@ -209,7 +212,7 @@ class EngineRun:
             self._compute_packed(batch)
 
     def _compute_packed(self, indices: list[int]) -> None:
-        rows = [self.rows[index] for index in indices]
+        rows = [self._row(index) for index in indices]
         counts = [len(row.pending) - 1 for row in rows]
         attend = Prefill(self.cache, indices, [len(row.held) for row in rows], counts)
         ids = torch.tensor([id_ for row in rows for id_ in row.pending[:-1]], device=self.device)
@@ -221,7 +224,7 @@ class EngineRun:
     # --- decode -------------------------------------------------------------------------------------------------
 
     def decode(self) -> None:
-        """A burst: `burst` tokens for every row, without looking at them."""
+        """A burst: `burst` tokens for every row, without checking them."""
         model, cache = self.engine.model, self.cache
         rows = self.rows
         held = [0 if row is None else len(row.held) + row.num_fed for row in rows]
@@ -252,7 +255,7 @@ class EngineRun:
     # --- replies ------------------------------------------------------------------------------------------------
 
     def collect(self) -> int:
-        """Hand over the replies that ended; returns how many conversations did."""
+        """Pass on the replies that ended; returns how many conversations ended."""
         num_finished = 0
         for index, row in enumerate(self.rows):
             if row is None:
@@ -278,7 +281,7 @@ class EngineRun:
         return num_finished
 
     def _read(self, row: Row, ids: list[int], log_probs: list[float]) -> str:
-        """Append a burst's tokens up to the end of the reply; returns why it ended, if it did."""
+        """Append a burst's tokens up to the end of the reply; returns why it ended, or an empty string."""
         engine = self.engine
         for id_, log_prob in zip(ids, log_probs, strict=True):
             row.reply.append(id_)
@@ -294,15 +297,15 @@ class EngineRun:
         return ""
 
 
-def _tokens_with(tokenizer: Any, character: str) -> frozenset[int]:
-    """The ids whose text holds this character: only they can complete a tag."""
+def _tokens_with(tokenizer: Tokenizer, character: str) -> frozenset[int]:
+    """The ids whose text contains this character: only they can complete a tag."""
     ids = range(len(tokenizer))
     texts = tokenizer.batch_decode([[id_] for id_ in ids])
     return frozenset(id_ for id_, text in zip(ids, texts, strict=True) if character in text)
 
 
 def _common_prefix(sequences: Sequence[Sequence[int]]) -> int:
-    first, last = min(map(list, sequences)), max(map(list, sequences))  # in dictionary order the extremes differ first
+    first, last = min(map(list, sequences)), max(map(list, sequences))  # the extremes in sorted order share the least
     length = 0
     for left, right in zip(first, last, strict=False):
         if left != right:

@@ -2,8 +2,8 @@
 
     ids, log_probs = sample(logits, uniforms(keys, positions), sampling)
 
-There is no generator and no state: the draw of a token is fixed by its prompt's key and its position, whoever else is
-in the batch. The log-prob is that of the full distribution at the sampling temperature, before top-p and top-k.
+There is no generator and no state: the prompt's key and the position fix the draw of a token, whatever else is in the
+batch. The log-prob is that of the full distribution at the sampling temperature, before top-p and top-k.
 """
 
 import torch
@@ -18,7 +18,7 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 
 def signed(key: int) -> int:
-    """A 64-bit key as the signed number that tensors hold."""
+    """A 64-bit key as a signed number, as tensors hold it."""
     return key - (1 << 64) if key >= 1 << 63 else key
 
 
@@ -32,7 +32,7 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, count: int) -> Tensor:
-    """A logical right shift; tensors only have the arithmetic one."""
+    """A logical right shift; tensors have only the arithmetic one."""
     return (x >> count) & ((1 << (64 - count)) - 1)
 
 
@@ -50,13 +50,13 @@ def _invert(probs: Tensor, draws: Tensor) -> Tensor:
     """The first token whose cumulative mass exceeds the draw's share of the total."""
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     ids = torch.searchsorted(cumulative, draws[:, None] * cumulative[:, -1:], right=True)[:, 0]
-    # A draw within rounding of 1 can fall behind the last token: take the last one with mass.
+    # A draw within rounding of 1 can fall beyond the last token: take the last one with mass.
     last = probs.shape[-1] - 1 - (probs.flip(-1) > 0).int().argmax(dim=-1)
     return torch.minimum(ids, last)
 
 
 def _restrict(probs: Tensor, sampling: Sampling) -> Tensor:
-    """Zero what top-k and top-p leave out; ties at the border go to the lower id."""
+    """Zero what top-k and top-p exclude; ties at the border go to the lower id."""
     if sampling.top_k < 1 and sampling.top_p >= 1:
         return probs
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
@@ -65,5 +65,5 @@ def _restrict(probs: Tensor, sampling: Sampling) -> Tensor:
         kept[:, sampling.top_k :] = False
     if sampling.top_p < 1:
         before = ordered.cumsum(dim=-1) - ordered
-        kept &= before < sampling.top_p  # the token that crosses the line stays
+        kept &= before < sampling.top_p  # keep the token that crosses the limit
     return torch.zeros_like(probs).scatter(-1, order, ordered * kept)

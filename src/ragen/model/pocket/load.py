@@ -1,7 +1,7 @@
-"""Opening the embedded model: `pocket`, and `pocket-blank`, the same shape untrained.
+"""Load the embedded model: `pocket`, or `pocket-blank`, the same shape untrained.
 
 decoder, tokenizer = load_pocket()
-theirs = AutoModelForCausalLM.from_pretrained(pocket_folder())      # the same in the hands of transformers
+theirs = AutoModelForCausalLM.from_pretrained(pocket_folder())      # the same model in transformers
 """
 
 from pathlib import Path
@@ -49,12 +49,12 @@ def blank(vocab_size: int, seed: int = SEED) -> Decoder:
 
 
 def pocket_folder() -> Path:
-    """The shipped weights, a folder that `transformers` opens too."""
+    """The directory of the shipped weights; `transformers` can open it too."""
     return Path(__file__).parent / "weights"
 
 
 def load_pocket(folder: Path | None = None) -> tuple[Decoder, PreTrainedTokenizerFast]:
-    """The shipped model, or one that `build` wrote to another folder."""
+    """The shipped model, or one that `build` wrote to another directory."""
     folder = pocket_folder() if folder is None else folder
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     decoder = blank(len(tokenizer))
@@ -63,6 +63,6 @@ def load_pocket(folder: Path | None = None) -> tuple[Decoder, PreTrainedTokenize
 
 
 def blank_pocket(seed: int = SEED) -> tuple[Decoder, PreTrainedTokenizerFast]:
-    """Random weights, the same for the same seed; for tests and benchmarks that need a model and no knowledge."""
+    """Random weights, the same for the same seed; for tests and benchmarks."""
     tokenizer = make_tokenizer()
     return blank(len(tokenizer), seed), tokenizer

@@ -1,18 +1,17 @@
-"""The tokenizer of `pocket`: few tokens, made for boards, and still able to write any text.
+"""The tokenizer of `pocket`: a small vocabulary for boards that can still encode any text.
 
     tokenizer = make_tokenizer()
-    tokenizer.tokenize("#_X__#")            # ['#', '_', 'X', '_', '_', '#']: every cell is a token of its own
+    tokenizer.tokenize("#_X__#")            # ['#', '_', 'X', '_', '_', '#']: every cell is a token
 
-The vocabulary is the 256 bytes and the list below, of which the longest that fits is taken. Nothing is learned from
-data, there is nothing that cannot be encoded, and decoding gives back what was encoded.
+The vocabulary is the 256 bytes and the list below; the longest match wins. Nothing is learned from data, every text can
+be encoded, and decoding restores it.
 
-Words are added tokens, not merges of a BPE. `AutoTokenizer` rebuilds the tokenizer of any Qwen2 folder around Qwen's
-own rule for cutting text; added tokens are found before that rule is asked, so it finds the same tokens. (It also
-composes accents as Qwen2's does, Unicode's NFC.)
+Words are added tokens, not BPE merges. `AutoTokenizer` rebuilds the tokenizer of any Qwen2 directory with Qwen's rule
+for splitting text; added tokens are matched before that rule applies, so it finds the same tokens. (It also composes
+accents as Qwen2's does, Unicode's NFC.)
 
-Boards keep their shape. In a 6x6 room the walls on both sides of a line end are one token with it, so that its inner
-cells are rows of four with one token in between, as those of a 4x4 lake are: the cell below another is always five
-tokens on.
+Boards keep their shape. In a 6x6 room the walls around a line end form one token with it, so the inner cells are rows
+of four with one token in between, as in a 4x4 lake: the cell below is always five tokens later.
 """
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -30,10 +29,10 @@ CHAT_TEMPLATE = (
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>", "||", " || ")
 BEYOND_ONE_BYTE = ("√", "\n######\n#", "#\n#")  # a cell, the top of a 6x6 room, the wall between two of its rows
-# 10 is how many actions an episode has: one token, so that what stands before it is not shifted by a tenth action.
+# 10 is the number of actions in an episode: one token, so that a tenth action does not shift the text.
 NUMBERS = ("10", *(f" {number}" for number in range(11)), *(f" -{number}" for number in range(2)))
 
-# Words that may begin a line or a block: with and without a blank before them.
+# Words that may start a line or a block: with and without a leading blank.
 LEADING_WORDS = """
 action arm arms box dragon go goal hole holes no phoenix player pull push reward stuck target turn Actions Arms
 Available Bandit Box Boxes Coordinates Down FrozenLake Goal Grid Holes Left Map Player Positions Right Sokoban Start
@@ -44,7 +43,7 @@ Bookkeeper Consultant SocialWorker Photographer Mechanic GameDesigner Secretary 
 CivilServant StartupAccelerator
 """
 
-# Words inside a sentence: only with a blank before them.
+# Words inside a sentence: only with a leading blank.
 INNER_WORDS = """
 One Which a above actions again all an and another are at available average away back behind below best better board
 boxes but by can cannot cell cells chance choose col cols corner costs do does down each earns empty end ends
@@ -58,7 +57,7 @@ up use valid walk walking wall walls way what when where which will with within 
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer from nothing, the same every time."""
+    """Build the tokenizer, always the same."""
     special = (PADDING, END_OF_TURN, *ROLES)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())  # one visible character for each byte
     vocabulary = {token: index for index, token in enumerate((*special, *letters))}
