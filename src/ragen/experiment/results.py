@@ -30,7 +30,6 @@ from ragen.store.sweep_results import (
     run_folder,
     status_of,
 )
-from ragen.store.sweep_results import record_path as record_path
 
 ERROR_LINES, ERROR_WIDTH = 2, 300
 

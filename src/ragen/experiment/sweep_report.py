@@ -26,13 +26,14 @@ from ragen.experiment.compare import (
     standings,
     verdict_text,
 )
-from ragen.experiment.results import SEPARATOR, record_path, totals_line
+from ragen.experiment.results import totals_line
 from ragen.format import markdown_table, percent
 from ragen.report.charts import NARROW, SHARE, SMALL, WIDE, Axis, Bar, BarGroup, Level, Line, bar_charts, line_chart
 from ragen.report.pages import Card, render
 from ragen.report.runs import Value, value_text
 from ragen.report.verdict import PREFIX, baselines, validations
 from ragen.store.fsync import write_whole
+from ragen.store.sweep_results import SEPARATOR, record_path
 
 MOST_LINES = 8  # in one chart
 MOST_BANDS = 3
