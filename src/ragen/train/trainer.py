@@ -10,6 +10,7 @@ groups, decisions and weights. With `trainer.gradient_analysis_only` a `Probe` r
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ragen.algo.kl import KlController
 from ragen.checkpoint.parts import Parts
 from ragen.config import derive
 from ragen.config.schema import Config
@@ -21,7 +22,6 @@ from ragen.run.session import Ending, Run, Session, joined, session
 from ragen.train import analysis
 from ragen.train.learner import Learner, find_models
 from ragen.train.player import Player
-from ragen.train.probe import Probe
 from ragen.train.targets import Played, kept_scores
 from ragen.train.update import Targets, Updated
 from ragen.types import Group
@@ -29,6 +29,8 @@ from ragen.types import Group
 
 def train(config: Config) -> Run:
     """Train to the end of the budget, to a rule that stops the run, or until interrupted."""
+    from ragen.train.probe import Probe
+
     with joined(config) as workers:
         sources = find_models(config)  # before the folder is claimed
         with session(config, workers) as run:
@@ -67,7 +69,7 @@ class Trainer:
     def _learn(self, step: int, played: Played, clock: Clock) -> dict[str, float]:
         """Update critic and actor; where the step is analysed, between the two."""
         samples = samples_of(played.selection.kept)
-        targets, metrics = self._make_targets(played, samples, clock)
+        targets, metrics = self._make_targets(played, samples, self.learner.kl_control, clock)
         batch = analysis.training_batch(step, played, targets, self.learner, clock)  # before the critic changes
         metrics |= self._update_critic(step, samples, targets, clock)
         metrics |= analysis.analyse_step(step, batch, self.player, clock)
@@ -76,15 +78,14 @@ class Trainer:
         return metrics
 
     def _make_targets(
-        self, played: Played, samples: Sequence[Sample], clock: Clock
+        self, played: Played, samples: Sequence[Sample], control: KlController, clock: Clock
     ) -> tuple[Targets | None, dict[str, float]]:
         """What the updates aim at; None where the filter kept nothing."""
-        selection, learner = played.selection, self.learner
+        selection = played.selection
         if not selection.kept:
             return None, {}
-        scores, token_scores = kept_scores(played, self.config), learner.score(samples, clock)
-        ratio = selection.kept_ratio
-        return learner.make_targets(selection.kept, scores, token_scores, ratio, learner.kl_control, clock)
+        scores, token_scores = kept_scores(played, self.config), self.learner.score(samples, clock)
+        return self.learner.make_targets(selection.kept, scores, token_scores, selection.kept_ratio, control, clock)
 
     def _update_critic(
         self, step: int, samples: Sequence[Sample], targets: Targets | None, clock: Clock
