@@ -110,7 +110,7 @@ def main() -> None:
     loaded = load_model(find_model(options.model), "cpu")
     peer = AutoModelForCausalLM.from_pretrained(loaded.source.folder, dtype=torch.float32).eval()
     engine = NativeEngine(loaded.model, loaded.tokenizer, NO_SUCH_TOKEN)
-    engine.cut_ids = set()
+    engine.stop.cut_ids = set()
     prompts = workload(loaded.tokenizer, options.groups, options.turns)
     lengths = [len(ids) for ids in prompts[0]]
     num_rows = options.groups * options.size

@@ -216,7 +216,7 @@ class Ours:
     def __init__(self, loaded: LoadedModel, workload: Workload):
         self.model, self.workload = loaded.model, workload
         self.engine = NativeEngine(self.model, loaded.tokenizer, NO_SUCH_TOKEN)
-        self.engine.cut_ids = set()
+        self.engine.stop.cut_ids = set()
         self.config = our_config(workload.num_completions, workload.num_completions)
         optim = self.config.actor_rollout_ref.actor.optim
         self.optimizer = MasterAdamW(self.model.parameters(), optim, total_steps=1000)
