@@ -536,7 +536,7 @@ def test_nothing_outlives_the_watcher():
     code = "import pathlib, subprocess, sys, time, os\n"
     code += "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     code += "pathlib.Path('part').write_text(f'{os.getpid()} {p.pid}'); os.rename('part', 'pids'); time.sleep(600)"
-    watcher = "import json, sys; from ragen.experiment import run_process; run_process.run_child(json.loads(sys.stdin.read()))"
+    watcher = "import json, sys; from ragen.experiment.run_process import run_child; run_child(json.load(sys.stdin))"
     with subprocess.Popen([sys.executable, "-c", watcher], stdin=subprocess.PIPE) as process:
         process.stdin.write(json.dumps(a_job(code)).encode())
         process.stdin.close()
