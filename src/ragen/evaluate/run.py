@@ -19,7 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ragen.agent.template import ChatTemplate
+from ragen.agent.chat_template import ChatTemplate
 from ragen.config import derive, devices
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ragen.agent.template import ChatTemplate
+from ragen.agent.chat_template import ChatTemplate
 from ragen.checkpoint.model_folder import write_model_folder
 from ragen.checkpoint.parts import part_of
 from ragen.checkpoint.save import CheckpointStore

@@ -11,8 +11,8 @@ its own sequence, in which earlier answers are only context.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ragen.agent.chat_template import ChatTemplate
 from ragen.agent.rules import AgentRules
-from ragen.agent.template import ChatTemplate
 from ragen.errors import ConfigError
 from ragen.sft.data import AnswerRow
 from ragen.types import TokenSequence

@@ -1,7 +1,7 @@
 """Gradient analysis within a run: which groups, under which targets, and the metrics that come of it.
 
     batch = training_batch(step, played, targets, learner, clock)     # the step's own groups, where those are analysed
-    metrics = analyse_step(step, batch, player, clock)                # {} at steps that are not
+    metrics = analyse_step(step, batch, rollouts, clock)                # {} at steps that are not
 
 What is differentiated are the terms of `update.actor_terms`, at the weights as they are; nothing is changed. The groups
 are those of the training step, or a batch of their own if `gradient_analysis_env_groups` and `_group_size` ask for
@@ -45,7 +45,7 @@ from ragen.rollout.collect import GroupRequest
 from ragen.run.clock import Clock
 from ragen.train.learner import Learner, TokenScores
 from ragen.train.levels import SPLIT
-from ragen.train.player import Player
+from ragen.train.rollouts import Rollouts
 from ragen.train.targets import Played, Selection, kept_scores, normalized
 from ragen.train.update import TASK, Targets, actor_terms, max_sampled, task_term, term_names
 from ragen.types import Group
@@ -99,15 +99,15 @@ def training_batch(step: int, played: Played, targets: Targets | None, learner: 
         return make_batch(played, learner, targets)
 
 
-def analyse_step(step: int, batch: Batch | None, player: Player, clock: Clock) -> dict[str, float]:
+def analyse_step(step: int, batch: Batch | None, rollouts: Rollouts, clock: Clock) -> dict[str, float]:
     """Where the gradient comes from, at the steps that are analysed. Nothing that trains is changed."""
-    config, learner, log = player.config, player.learner, player.log
+    config, learner, log = rollouts.config, rollouts.learner, rollouts.log
     if not derive.is_analysis_step(config, step):
         return {}
     with clock("gradient_analysis"):
         if batch is None:
-            groups = player.play(requests(config, step), draws(config, step), "analysis rollout")
-            batch = make_batch(player.select(groups), learner)
+            groups = rollouts.play(requests(config, step), draws(config, step), "analysis rollout")
+            batch = make_batch(rollouts.select(groups), learner)
         with log.phase("gradient analysis", total=num_samples(batch, learner.workers)):
             metrics, rows = analyse(batch, config, learner.model, learner.workers, learner.reference, log.advance)
     log.gradient_table(step, rows)

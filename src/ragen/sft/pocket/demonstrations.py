@@ -18,9 +18,9 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
+from ragen.agent.chat_template import ChatTemplate
 from ragen.agent.prompt import STYLES
 from ragen.agent.rules import AgentRules
-from ragen.agent.template import ChatTemplate
 from ragen.agent.window import View, full
 from ragen.env.base import Action, Environment, State
 from ragen.env.registry import catalogue, make

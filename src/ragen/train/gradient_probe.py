@@ -18,21 +18,21 @@ class Probe(Trainer):
         if trainer.val_before_train or trainer.val_only:
             # With a checkpoint the first step is the checkpoint's own; without, the weights are those of step 0.
             start, clock = session.first_step if session.decision.checkpoint else session.first_step - 1, Clock()
-            session.log_step(start, self.player.validate(start, clock), clock)
+            session.log_step(start, self.rollouts.validate(start, clock), clock)
         return Ending("finished", 0) if trainer.val_only else session.steps(self)
 
     def step(self, step: int, clock: Clock) -> dict[str, float]:
         """A step as training would take it, without its updates."""
-        learner, (played, metrics) = self.learner, self.player.play_step(step, clock)
+        learner, (played, metrics) = self.learner, self.rollouts.play_step(step, clock)
         control = replace(learner.kl_control)  # measuring must not change the controller
         targets, measured = self._make_targets(played, samples_of(played.selection.kept), control, clock)
         batch = analysis.training_batch(step, played, targets, learner, clock)
-        metrics |= measured | analysis.analyse_step(step, batch, self.player, clock)
+        metrics |= measured | analysis.analyse_step(step, batch, self.rollouts, clock)
         skipped = ["actor"] if learner.critic is None else ["actor", "critic"]
         metrics |= {f"{name}/skipped_for_gradient_analysis_only": 1.0 for name in skipped}
         metrics["trainer/gradient_analysis_only"] = 1.0
         if self._is_due(step, self.config.trainer.test_freq):
-            metrics |= self.player.validate(step, clock)
+            metrics |= self.rollouts.validate(step, clock)
         return metrics | self.stop.metrics()
 
     def ending(self, step: int) -> Ending | None:
