@@ -252,7 +252,7 @@ class Player:
 
     model: Model
     chat: Any
-    engine: Callable[[Config], Engine]
+    engine: Callable[[Config], Engine | ServerEngine]
     max_positions: int | None = None  # tokens that the model was made for, if known
     notes: Callable[[], list[str]] = lambda: []
 

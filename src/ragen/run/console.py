@@ -24,7 +24,7 @@ from os import PathLike
 from typing import Any, TextIO
 
 from rich.console import Console as RichConsole
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -198,7 +198,7 @@ class LiveConsole(PlainConsole):
     def render(self) -> Panel:
         width = min(self._screen.width, MAX_WIDTH)
         inside = width - 4
-        parts = [
+        parts: list[RenderableType] = [
             self._bars(), Text(), self._success(inside), *self._gauges(inside), self._filter(), *self._health(inside)
         ]  # fmt: skip
         title = Text(self._title, "bold") if self._title else None

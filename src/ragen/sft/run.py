@@ -79,6 +79,7 @@ def tune(config: Config) -> Tuned:
             is_interrupted = run.is_interrupted()
             if ending.status == "finished":
                 merged, best_step = _merge(tuner, source, output / MERGED), tuner.best.step
+                assert best_step is not None  # else there was nothing to merge
                 del tuner  # the merged model needs its memory
                 _validate(config, merged, best_step, run)
             return Tuned(run.finish(ending), is_interrupted)

@@ -156,7 +156,9 @@ def cross_the_lake(env: Environment, state: State, random: Random, manners: Mann
     names, size = env.action_names(state), state.lake.size
     manner = manners.draw(random)
     if manner == "skill":
-        actions = list(shortest_plan(env, state))
+        plan = shortest_plan(env, state)
+        assert plan is not None
+        actions = list(plan)
     elif manner == "habit":
         by_name = {name: action for action, name in names.items()}
         same_row = state.player // size == state.lake.goal // size
