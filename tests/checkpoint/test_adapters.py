@@ -274,9 +274,8 @@ def test_a_critic_is_no_model(finished, tmp_path, capsys):
         ["train", *TINY, f"model_path={critic}", f"trainer.default_local_dir={tmp_path}"],
     ):
         assert main(command) == 2
-        assert (
-            f"is a critic and cannot generate text: use its checkpoint, {finished.checkpoint}"
-            in (capsys.readouterr().err)
+        assert f"is a critic and cannot generate text: use its checkpoint, {finished.checkpoint}" in (
+            capsys.readouterr().err
         )
     assert {path.name for path in finished.checkpoint.iterdir()} >= {"actor", "critic"}
     assert not list(finished.checkpoint.glob("*_merged"))
@@ -429,9 +428,7 @@ def test_a_checkout_can_be_moved(checkout, tmp_path, monkeypatch):
     assert before.base.base.folder == checkout / "models/base"
     weights = load_file(new / "models/base/model.safetensors")
     save_file({name: weight + 1e-3 for name, weight in weights.items()}, new / "models/base/model.safetensors")
-    with pytest.raises(
-        ConfigError, match=rf"of {checkout}/models/base: .*{new}/models/base has different weights"
-    ):
+    with pytest.raises(ConfigError, match=rf"of {checkout}/models/base: .*{new}/models/base has different weights"):
         find_model(str(new / "checkpoints/one/global_step_1"))
 
 
