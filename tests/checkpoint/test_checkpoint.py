@@ -229,23 +229,28 @@ ELSEWHERE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import test_checkpoint
-test_checkpoint.elsewhere(sys.argv[2])
+test_checkpoint.elsewhere(sys.argv[2], int(sys.argv[3]))
 """
 
 
-@pytest.fixture(scope="module")
-def other_process(tmp_path_factory):
-    """A process of its own goes on with saved runs, then kills its children while they save. What came of each job."""
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(7, id="each seventh call"), pytest.param(1, marks=pytest.mark.slow, id="each call")],
+)
+def other_process(tmp_path_factory, request):
+    """Another process resumes saved runs, then kills its children while they save. The outcome of each job."""
     folder = tmp_path_factory.mktemp("elsewhere")
     for dtype in DTYPES_OF_RUNS:
         parts = make_parts(getattr(torch, dtype), step=3)
         train(parts, 3)
         CheckpointStore(folder / dtype).save(3, parts)
-    subprocess.run([sys.executable, "-c", ELSEWHERE, os.path.dirname(__file__), str(folder)], check=True)
+    subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, os.path.dirname(__file__), str(folder), str(request.param)], check=True
+    )
     return folder, json.loads((folder / "outcome.json").read_text())
 
 
-def elsewhere(folder):
+def elsewhere(folder, every):
     torch.set_num_threads(1)
     for dtype in DTYPES_OF_RUNS:
         store, parts = CheckpointStore(f"{folder}/{dtype}"), make_parts(getattr(torch, dtype), seed=50)
@@ -255,7 +260,7 @@ def elsewhere(folder):
     outcome = {}
     for step, critic in ((3, True), (2, False)):
         with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else folder) as place:
-            outcome[step] = kill_everywhere(Path(place), step, critic)
+            outcome[step] = kill_everywhere(Path(place), step, critic, every)
     Path(folder, "outcome.json").write_text(json.dumps(outcome))
 
 
@@ -892,8 +897,8 @@ def test_killed_anywhere_the_latest_is_whole(other_process, step):
     assert outcome[step]["num_places"] > 60 and outcome[step]["found"] == ["new", "old"]
 
 
-def kill_everywhere(folder, step, critic):
-    """Save over checkpoints of steps 1 and 2, in processes that die at each of their calls to the system in turn."""
+def kill_everywhere(folder, step, critic, every):
+    """Save over checkpoints of steps 1 and 2, in processes that die at every n-th of their system calls in turn."""
     os.fsync = lambda descriptor: sys.audit("ragen.fsync")  # a dead process loses nothing that a living disk has
     start, work = folder / "start", folder / "work"
     old, new = (make_parts(seed=seed, critic=critic) for seed in (2, 7))
@@ -904,7 +909,7 @@ def kill_everywhere(folder, step, critic):
     outcomes, troubles = set(), []
     while status == KILLED:
         shutil.copytree(start, work)
-        place += 1
+        place += every
         status = save_in_child(store, step, new, place)
         found = manifest.check(manifest.latest(store.folder), every_byte=True)
         which = "old" if found.files["actor/model.safetensors"] == old_weights else "new"
