@@ -19,7 +19,7 @@ from ragen.config.compose import resolve
 from ragen.config.derive import reference_is_actor
 from ragen.config.schema import Optimizer
 from ragen.errors import ConfigError
-from ragen.model import load
+from ragen.model import smollm2
 from ragen.model.attention import Packed
 from ragen.model.load import find_model, load_model
 from ragen.model.lora import add_adapters, merged_state, save_adapter
@@ -192,19 +192,19 @@ def test_a_resumed_run_ends_bit_equal(finished, tmp_path):
         (["lora.rank=4"], r"actor has lora\.rank=8, but this run has lora\.rank=4: set it as it was"),
         (
             ["lora.alpha=8", "lora.target_modules='.*[qv]_proj'"],
-            r"lora\.alpha=16 lora\.target_modules=\[down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj\], and "
-            r"here it is lora\.alpha=8 lora\.target_modules=\[q_proj,v_proj\]: set it as it was",
+            r"lora\.alpha=16 lora\.target_modules=\[down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj\], but "
+            r"this run has lora\.alpha=8 lora\.target_modules=\[q_proj,v_proj\]: set it as it was",
         ),
         (["critic.model.lora_alpha=8"], r"critic has critic\.model\.lora_alpha=16, but this run has .*=8: set it as"),
         (
             ["model_path=pocket-blank"],
-            "was trained above pocket, and the weights of pocket-blank are others: set model_path=pocket,",
+            "was trained on pocket, and pocket-blank has different weights: set model_path=pocket,",
         ),
-        (["critic.model.path=pocket-blank"], "critic was trained above pocket, and the weights of pocket-blank are"),
-        (["lora.rank=0"], r"an adapter of the actor, and here all weights are trained: set actor_rollout_ref\.model"),
+        (["critic.model.path=pocket-blank"], "critic was trained on pocket, and pocket-blank has different weights"),
+        (["lora.rank=0"], r"an adapter of the actor, but this run trains all weights: set actor_rollout_ref\.model"),
         (
             ["critic.model.lora_rank=0"],
-            r"an adapter of the critic, and here all weights are trained: set critic\.model",
+            r"an adapter of the critic, but this run trains all weights: set critic\.model",
         ),
     ],
 )
@@ -243,7 +243,7 @@ def test_what_the_base_is_decides_and_not_what_it_is_called(tmp_path, monkeypatc
     shutil.copytree(base, tmp_path / "copy")
     for same in ("base", base, "copy", "pocket"):
         restore(path, adapted(same))
-    with pytest.raises(OtherModel, match=rf"trained above {base}, and the weights of pocket-blank are others"):
+    with pytest.raises(OtherModel, match=rf"trained on {base}, and pocket-blank has different weights"):
         restore(path, adapted("pocket-blank"))
     base.rename(tmp_path / "moved")
     restore(path, adapted("moved"))
@@ -254,7 +254,7 @@ def test_a_base_with_other_weights_in_its_place(tmp_path):
     path = CheckpointStore(tmp_path / "run").save(1, adapted(base))
     weights = load_file(base / "model.safetensors")
     save_file({name: weight + 1e-3 for name, weight in weights.items()}, base / "model.safetensors")
-    with pytest.raises(OtherModel, match=rf"trained above {base}, and the weights of {base} are others"):
+    with pytest.raises(OtherModel, match=rf"trained on {base}, and {base} has different weights"):
         restore(path, adapted(base))
 
 
@@ -263,7 +263,7 @@ def test_an_older_checkpoint_with_a_name_of_the_hub(tmp_path):
     stored = replace(parts, actor=replace(parts.actor, base_model="Qwen/Qwen2.5-0.5B", base_digest=""))
     path = CheckpointStore(tmp_path / "run").save(1, stored)
     restore(path, replace(parts, actor=replace(parts.actor, base_model="Qwen/Qwen2.5-0.5B")))
-    with pytest.raises(OtherModel, match=r"above Qwen/Qwen2\.5-0\.5B, and the weights of pocket are others"):
+    with pytest.raises(OtherModel, match=r"on Qwen/Qwen2\.5-0\.5B, and pocket has different weights"):
         restore(path, parts)
 
 
@@ -274,9 +274,8 @@ def test_a_critic_is_no_model(finished, tmp_path, capsys):
         ["train", *TINY, f"model_path={critic}", f"trainer.default_local_dir={tmp_path}"],
     ):
         assert main(command) == 2
-        assert (
-            f"is a critic and cannot generate text: use its checkpoint, {finished.checkpoint}"
-            in (capsys.readouterr().err)
+        assert f"is a critic and cannot generate text: use its checkpoint, {finished.checkpoint}" in (
+            capsys.readouterr().err
         )
     assert {path.name for path in finished.checkpoint.iterdir()} >= {"actor", "critic"}
     assert not list(finished.checkpoint.glob("*_merged"))
@@ -286,7 +285,7 @@ def test_an_adapter_is_not_filled_from_full_weights(tmp_path):
     full = CheckpointStore(tmp_path / "full").save(1, Parts(part_of(load_model(find_model("pocket"), "cpu"))))
     assert find_model(str(full)).folder == full / "actor"
     origin = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={full}"]
-    with pytest.raises(OtherModel, match=r"all weights of the actor, and here an adapter is trained: set .*rank=0"):
+    with pytest.raises(OtherModel, match=r"all weights of the actor, but this run trains an adapter: set .*rank=0"):
         train(tmp_path / "run", *origin)
 
 
@@ -367,8 +366,8 @@ def test_where_it_is_written_by_itself(finished):
 def test_an_adapter_of_a_quantised_file_is_merged_into_what_was_made_of_it(tmp_path, monkeypatch):
     """SmolLM2's package holds no config.json: the folder in the cache does."""
     pocket = find_model("pocket")
-    monkeypatch.setattr(load, "_find_smollm2", lambda: load.Source("smollm2", tmp_path / "package", "small.gguf"))
-    monkeypatch.setattr(load, "_convert_smollm2", lambda source: load.Source("smollm2", pocket.folder))
+    monkeypatch.setattr(smollm2, "find", lambda: (tmp_path / "package", "small.gguf"))
+    monkeypatch.setattr(smollm2, "converted", lambda package, file: pocket.folder)
     trained = load_model(find_model("smollm2"), "cpu")
     add_adapters(trained.model, 2, 4)
     with torch.no_grad():
@@ -385,7 +384,7 @@ def test_an_adapter_of_a_quantised_file_is_merged_into_what_was_made_of_it(tmp_p
 def test_what_cannot_be_merged(finished, tmp_path):
     with pytest.raises(ConfigError, match="nowhere is not a directory; give a checkpoint"):
         plan(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="holds no adapter; name a checkpoint"):
+    with pytest.raises(ConfigError, match="holds no adapter; give a checkpoint"):
         plan(tmp_path)
     with pytest.raises(ConfigError, match="holds all weights and no adapter"):
         plan(find_model("pocket").folder)
@@ -399,7 +398,7 @@ def test_what_cannot_be_merged(finished, tmp_path):
 
 def test_nothing_is_written_into_a_checkpoint(finished):
     with pytest.raises(
-        ConfigError, match=r"critic/new lies within a checkpoint, .*global_step_2: name a folder outside"
+        ConfigError, match=r"critic/new is inside the checkpoint .*global_step_2: choose a directory outside"
     ):
         plan(finished.checkpoint, finished.checkpoint / "critic/new")
 
@@ -429,9 +428,7 @@ def test_a_checkout_can_be_moved(checkout, tmp_path, monkeypatch):
     assert before.base.base.folder == checkout / "models/base"
     weights = load_file(new / "models/base/model.safetensors")
     save_file({name: weight + 1e-3 for name, weight in weights.items()}, new / "models/base/model.safetensors")
-    with pytest.raises(
-        ConfigError, match=rf"of {checkout}/models/base: .*{new}/models/base has different weights"
-    ):
+    with pytest.raises(ConfigError, match=rf"of {checkout}/models/base: .*{new}/models/base has different weights"):
         find_model(str(new / "checkpoints/one/global_step_1"))
 
 
@@ -445,7 +442,7 @@ def test_another_base_can_be_named(checkout, tmp_path, capsys, monkeypatch):
     assert "--base MODEL" in told and "Repo id" not in told and "pocket" not in told
     for name in ("pocket-blank", str(base)):
         assert main(["merge", str(checkpoint), "--base", name, "--dry-run"]) == 0
-        assert ("other weights than the adapter was" in capsys.readouterr().out) is (name == "pocket-blank")
+        assert ("not the weights that the adapter was" in capsys.readouterr().out) is (name == "pocket-blank")
     assert main(["merge", str(checkpoint), "--base", "~/elsewhere", "--output", "~/merged"]) == 0
     assert (tmp_path / "merged/config.json").exists() and str(tmp_path / "merged") in capsys.readouterr().out
 
