@@ -138,7 +138,12 @@ def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | Non
     labels = {model.name: model.label for model in plan.wanted.models if isinstance(model, LocalModel)}
     rows = [row for game in games for row in game.rows(labels.get(game.model.compared_with or "", ""))]
     path = files.created(path) if output.append_timestamp else path
-    json_lines.write(path, _lines(games, output))
+    records = [(record, isinstance(game.model, LocalModel)) for game in games for record in game.records]
+    lines = (
+        files.kept(record | {"custom_id": f"traj_{number}"}, output, has_ids)
+        for number, (record, has_ids) in enumerate(records)
+    )
+    json_lines.write(path, lines)
     report = write_report(path, rows, [game.examples() for game in games], plan.settings) if plan.page else None
     if plan.replaces and report is None:
         files.remove_report(path)
@@ -148,12 +153,6 @@ def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | Non
             game.journal.remove()
     status = "finished" if is_whole else "stopped" if any(row.num_left for row in rows) else "failed"
     return Evaluation(status, rows, path, report)
-
-
-def _lines(games: Sequence["_Game"], output: Any) -> Iterator[dict[str, Any]]:
-    records = [(record, isinstance(game.model, LocalModel)) for game in games for record in game.records]
-    for number, (record, has_ids) in enumerate(records):
-        yield files.kept(record | {"custom_id": f"traj_{number}"}, output, has_ids)
 
 
 # --- a model in a setting -----------------------------------------------------------------------------------------
@@ -185,18 +184,16 @@ class _Game:
         """To read episodes with; the tokenizer of the model is not needed for that."""
         return _worlds(self.setting.config, CharacterChat())
 
-    def rows(self, against: str) -> list[ModelResult]:
-        return [self._row(tag, world, against) for tag, world in self.worlds.items()]
-
-    def _row(self, tag: str, world: World, against: str) -> ModelResult:
-        records = [record for record in self.records if record["metadata"]["tag"] == tag]
-        outcomes = tuple(map(outcome_of, records))
-        failures = Counter(reason for key, reason in self.failures.items() if key[0] == tag)
-        asked = Counter(request.seed for request in self.requests.values() if request.tag == tag)
-        reached = baselines_within_budget(world.env, list(asked), self.split, derive.budget(self.setting.config, tag))
-        measured, notes = measure(outcomes, asked), server_notes(records)
-        turns = self.setting.max_turn
-        return ModelResult(self.model.label, tag, turns, outcomes, measured, asked, failures, reached, notes, against)
+    def rows(self, against: str) -> Iterator[ModelResult]:
+        label, turns, config = self.model.label, self.setting.max_turn, self.setting.config
+        for tag, world in self.worlds.items():
+            records = [record for record in self.records if record["metadata"]["tag"] == tag]
+            outcomes = tuple(map(outcome_of, records))
+            failures = Counter(reason for key, reason in self.failures.items() if key[0] == tag)
+            asked = Counter(request.seed for request in self.requests.values() if request.tag == tag)
+            reached = baselines_within_budget(world.env, list(asked), self.split, derive.budget(config, tag))
+            measured, notes = measure(outcomes, asked), server_notes(records)
+            yield ModelResult(label, tag, turns, outcomes, measured, asked, failures, reached, notes, against)
 
     def examples(self, each: int = 2) -> list[Episode]:
         """A few levels won and lost."""
@@ -275,22 +272,18 @@ def local_player(model: LocalModel, note: Note = lambda text: None) -> Player:
 
 def _server_player(model: ServerModel, options: ServerOptions, budget: Budget, note: Note) -> Player:
     client = Client(model.base, model.key, options.patience_s, options.timeout_s, budget, note)
-    engines: list[ServerEngine] = []
+    engine = ServerEngine(client, model.name, NO_LIMIT, options.concurrency, options.prefill)
 
-    def make(config: Config) -> ServerEngine:
+    def set_limit(config: Config) -> ServerEngine:
+        """One engine for all settings: what the server refused once it refuses again."""
         rollout = config.actor_rollout_ref.rollout
-        limit = rollout.max_model_len - rollout.response_length
-        engine = ServerEngine(client, model.name, limit, options.concurrency, options.prefill)
-        if engines:  # what the server refused once it refuses again
-            engine.learn_from(engines[-1])
-        engines.append(engine)
+        engine.max_prompt_tokens = rollout.max_model_len - rollout.response_length
         return engine
 
     def notes() -> list[str]:
-        refused = dict.fromkeys(feature for engine in engines for feature in engine.was_refused)
-        return [f"no {feature}" for feature in ([] if options.prefill else ["prefill"]) + list(refused)]
+        return [f"no {feature}" for feature in ([] if options.prefill else ["prefill"]) + engine.was_refused]
 
-    return Player(model, CharacterChat(), make, notes=notes)
+    return Player(model, CharacterChat(), set_limit, notes=notes)
 
 
 def worlds_of(player: Player, config: Config) -> dict[str, World]:
@@ -317,7 +310,7 @@ def max_rows(config: Config) -> int:
 
 @dataclass(kw_only=True)
 class EvaluatedEpisode(PlayedEpisode):
-    """An episode that reports its end, and that may fail."""
+    """An episode that reports its end. A server's engine can count its tokens, cut it off or let it fail."""
 
     on_end: Callable[["EvaluatedEpisode"], None]
     has_ended: bool = False
@@ -335,8 +328,6 @@ class EvaluatedEpisode(PlayedEpisode):
         if len(self.num_tokens) == len(self.turns):  # not counted by a server
             self.num_tokens.append(len(reply.ids))
         super().take(reply)
-
-    # --- called by a server's engine ------------------------------------------------------------------------------
 
     def count(self, num_tokens: int | None) -> None:
         self.num_tokens.append(num_tokens)
