@@ -40,8 +40,7 @@ class LocalModel:
     compared_with: str | None = None  # the name of another model, if that is not the first one
 
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the model: its name; for a directory, the sizes and times of its files and of those of an
-        adapter's base."""
+        """Its name; for a directory, the sizes and times of its files and of those of an adapter's base."""
         folder = Path(self.name).expanduser()
         files = sorted({path for pattern in READ for path in folder.glob(pattern)}) if folder.is_dir() else []
         stats = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]

@@ -89,13 +89,11 @@ def is_invalid(turn: Turn) -> bool:
 
 def messages_of(episode: Episode, world: World) -> list[dict[str, str]]:
     """The whole conversation. The message after a reply states its reward, if the prompt style does that at all."""
-    messages = [{"role": "system", "content": episode.system_text}]
-    feedback = ""
+    texts, feedback = [("system", episode.system_text)], ""
     for turn in episode.turns:
-        messages.append({"role": "user", "content": feedback + turn.turn_text})
-        messages.append({"role": "assistant", "content": turn.reply_text})
+        texts += [("user", feedback + turn.turn_text), ("assistant", turn.reply_text)]
         feedback = world.view.prompt.feedback_text(turn.result.reward)
-    return messages
+    return [{"role": role, "content": text} for role, text in texts]
 
 
 def kept(record: Mapping[str, Any], output: Output, has_ids: bool) -> dict[str, Any]:
@@ -173,10 +171,10 @@ def _action(env: Environment, state: State, stored: int | str) -> Action:
     names = env.action_names(state)
     if stored in names or not names:
         return stored
-    found = [action for action in names if str(action) == stored]
-    if not found:
-        raise ConfigError(f"action {stored!r} is unknown to {type(env).__name__}: the line is of another environment")
-    return found[0]
+    for action in names:
+        if str(action) == stored:
+            return action
+    raise ConfigError(f"action {stored!r} is unknown to {type(env).__name__}: the line is of another environment")
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -228,12 +226,6 @@ def created(path: Path) -> Path:
         chosen = next_free(path, separator="_", before_suffix=True)
         chosen.touch()
     return chosen
-
-
-def remove_report(path: Path) -> None:
-    """Remove the page and the table of an evaluation whose lines were replaced."""
-    for ending in ENDINGS[1:]:
-        path.with_suffix(ending).unlink(missing_ok=True)
 
 
 def _naming(folder: Path) -> AbstractContextManager[None]:

@@ -113,7 +113,7 @@ class Evaluation:
 
 def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | None = None) -> Evaluation:
     """Play everything, write the lines and the report. On `ConfigError` and `RunFailed` the journal stays."""
-    from ragen.evaluate.page import write_report
+    from ragen.evaluate.report import write_report
 
     note = note or (lambda text: print(text, file=sys.stderr, flush=True))
     output = plan.settings[0].config.output
@@ -145,8 +145,9 @@ def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | Non
     )
     json_lines.write(path, lines)
     report = write_report(path, rows, [game.examples() for game in games], plan.settings) if plan.page else None
-    if plan.replaces and report is None:
-        files.remove_report(path)
+    if plan.replaces and report is None:  # no page of an evaluation whose lines were replaced
+        for ending in files.ENDINGS[1:]:
+            path.with_suffix(ending).unlink(missing_ok=True)
     is_whole = all(row.is_whole for row in rows)
     if is_whole and not plan.keep_journal:
         for game in games:
