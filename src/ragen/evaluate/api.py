@@ -47,9 +47,6 @@ CHARACTERS_A_TOKEN = 3  # where a server does not count: rather too many tokens 
 MAX_COUNT_DIGITS = 12  # a longer count is nonsense
 
 
-# --- an answer ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Answer:
     """What is used of a server's answer. Counts are None where the server gives none."""
@@ -94,9 +91,6 @@ def _count(value: Any) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= MAX_COUNT_DIGITS else None
 
 
-# --- a chat as characters -----------------------------------------------------------------------------------------
-
-
 class CharacterChat:
     """Does for a server what `agent.chat_template.ChatTemplate` does for a model with a tokenizer."""
 
@@ -127,9 +121,6 @@ def messages_of(ids: Sequence[int]) -> list[dict[str, str]]:
     return [
         {"role": ROLES[ids[start]], "content": decode(ids[start:stop])} for start, stop in pairwise([*starts, len(ids)])
     ]
-
-
-# --- the engine ---------------------------------------------------------------------------------------------------
 
 
 class ServedConversation(Conversation, Protocol):

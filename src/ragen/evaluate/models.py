@@ -110,7 +110,7 @@ def local_model(name: str) -> LocalModel:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if is_path(name):
-            raise ConfigError(f"model {name}: no such directory{_similar(folder)}")
+            raise ConfigError(f"model {name}: directory not found{_similar(folder)}")
         return LocalModel(name, name.rsplit("/", 1)[-1])
     if holds_model(folder):
         is_actor = folder.name == "actor" and CHECKPOINT.fullmatch(folder.parent.name)
@@ -164,10 +164,7 @@ def model_of_run(run: Path) -> LocalModel | None:
 
 
 def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: None) -> list[LocalModel]:
-    """The model of every run of an experiment, which is named by its summary log.
-
-    Runs without one are noted: they are not done, or have saved nothing.
-    """
+    """The model of every run of an experiment, named by its summary log. Runs that have saved none are noted."""
     if not record_path(log).is_file():
         raise ConfigError(f"{log}: not the log of an experiment; `ragen sweep` writes one, with a .json beside it")
     record = read_record(record_path(log))

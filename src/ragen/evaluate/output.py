@@ -44,9 +44,6 @@ BATCH_KEYS = {"input_ids": "ids", "loss_mask": "sampled", "log_probs": "log_prob
 ENDINGS = (".jsonl", ".md", ".html")  # the files of an evaluation
 
 
-# --- an episode as a line -----------------------------------------------------------------------------------------
-
-
 def record_of(
     episode: Episode,
     world: World,
@@ -106,9 +103,6 @@ def kept(record: Mapping[str, Any], output: Output, has_ids: bool) -> dict[str, 
         parts = [BATCH_KEYS[key] for key in output.keep_batch_keys]
         line["sequences"] = [{part: sequence[part] for part in parts} for sequence in record["sequences"]]
     return line
-
-
-# --- and back -----------------------------------------------------------------------------------------------------
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
@@ -177,9 +171,6 @@ def _action(env: Environment, state: State, stored: int | str) -> Action:
     raise ConfigError(f"action {stored!r} is unknown to {type(env).__name__}: the line is of another environment")
 
 
-# --- files --------------------------------------------------------------------------------------------------------
-
-
 def notes_on(output: Output) -> list[str]:
     """Keys whose request is met in another way."""
     json_only = "rollouts are written as JSON lines"
@@ -209,10 +200,7 @@ def output_path(output: Output, now: datetime) -> Path:
 
 
 def claimed(path: Path, evaluation: str, replaces: bool = False) -> Path:
-    """The path, with a number if another evaluation has it. A hidden file beside it names its evaluation.
-
-    `replaces` takes the path from any other evaluation.
-    """
+    """The path, with a number if another evaluation has it and keeps it. A hidden file beside it names its owner."""
     with _naming(path.parent):
         names = numbered(path, separator="_", before_suffix=True)
         chosen = next(name for name in names if replaces or _is_free(name, evaluation))

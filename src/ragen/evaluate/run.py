@@ -114,6 +114,7 @@ class Evaluation:
 def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | None = None) -> Evaluation:
     """Play everything, write the lines and the report. On `ConfigError` and `RunFailed` the journal stays."""
     from ragen.evaluate.report import write_report
+    from ragen.model.load import find_model
 
     note = note or (lambda text: print(text, file=sys.stderr, flush=True))
     output = plan.settings[0].config.output
@@ -125,13 +126,17 @@ def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | Non
         output = replace(output, keep_batch_keys=list(files.BATCH_KEYS))
     with devices.visible(plan.settings[0].config.system.CUDA_VISIBLE_DEVICES):
         games = [_Game(model, setting, plan) for model in plan.wanted.models for setting in plan.settings]
-        _find_models(games, plan)
+        for game in games:  # every model that has to play is found before the first one plays
+            if isinstance(game.model, LocalModel) and (plan.fresh or game.missing):
+                find_model(game.model.name)
         if plan.fresh:  # all at once: if the first model is interrupted, nothing old comes back for the others
             for game in games:
                 with game.journal.opened(fresh=True):
                     pass
         if not output.append_timestamp:
-            path = files.claimed(path, _evaluation_id(games, output, plan.page), plan.replaces)
+            played = [[game.journal.setting for game in games], to_dict(output), plan.page]
+            evaluation = hashlib.sha256(json.dumps(played, sort_keys=True).encode()).hexdigest()
+            path = files.claimed(path, evaluation, plan.replaces)
         budget = Budget(plan.server.max_requests, plan.server.max_tokens)
         for model in plan.wanted.models:
             _play_model(model, [game for game in games if game.model is model], plan, budget, note)
@@ -156,9 +161,6 @@ def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | Non
     return Evaluation(status, rows, path, report)
 
 
-# --- a model in a setting -----------------------------------------------------------------------------------------
-
-
 class _Game:
     """One model in one setting: the episodes to play, and those played."""
 
@@ -171,6 +173,9 @@ class _Game:
             for member in range(request.size)
         }
         self.failures: dict[EpisodeKey, str] = {}
+        if self.journal.path.exists():
+            with self.journal.opened():  # to read what was played
+                pass
 
     @property
     def missing(self) -> list[EpisodeKey]:
@@ -196,11 +201,11 @@ class _Game:
             measured, notes = measure(outcomes, asked), server_notes(records)
             yield ModelResult(label, tag, turns, outcomes, measured, asked, failures, reached, notes, against)
 
-    def examples(self, each: int = 2) -> list[Episode]:
-        """A few levels won and lost."""
+    def examples(self) -> list[Episode]:
+        """Up to two levels won and two lost."""
         won, lost = ([record for record in self.records if record["success"] is end] for end in (True, False))
         worlds = self.worlds
-        return [files.episode_of(record, worlds[record["metadata"]["tag"]]) for record in won[:each] + lost[:each]]
+        return [files.episode_of(record, worlds[record["metadata"]["tag"]]) for record in won[:2] + lost[:2]]
 
 
 def server_notes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -233,15 +238,6 @@ def identity(model: Model, setting: Setting, split: str, server: ServerOptions) 
         "max_model_len": config.actor_rollout_ref.rollout.max_model_len,
         "prefill": server.prefill,
     }
-
-
-def _evaluation_id(games: Sequence[_Game], output: Any, page: bool) -> str:
-    """What makes two evaluations the same: one may replace the files of the other."""
-    text = json.dumps([[game.journal.setting for game in games], to_dict(output), page], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-# --- players ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -306,9 +302,6 @@ def max_rows(config: Config) -> int:
     return MAX_ROWS if levels is None else levels * config.es_manager.val.group_size
 
 
-# --- playing ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(kw_only=True)
 class EvaluatedEpisode(PlayedEpisode):
     """An episode that reports its end. A server's engine can count its tokens, cut it off or let it fail."""
@@ -339,18 +332,6 @@ class EvaluatedEpisode(PlayedEpisode):
 
     def fail(self, reason: str) -> None:
         self.failure = reason
-
-
-def _find_models(games: Sequence[_Game], plan: EvaluationPlan) -> None:
-    """Find every model that has to play before the first one plays."""
-    from ragen.model.load import find_model
-
-    for game in games:
-        if game.journal.path.exists():
-            with game.journal.opened():
-                pass
-        if isinstance(game.model, LocalModel) and (plan.fresh or game.missing):
-            find_model(game.model.name)
 
 
 def _play_model(model: Model, games: Sequence[_Game], plan: EvaluationPlan, budget: Budget, note: Note) -> None:

@@ -168,9 +168,6 @@ def _tags_and_shares(sizes: Mapping[str, int], options: Mapping[str, Any], overr
     return [*tags, f"{SHARES}=[{','.join(map(str, derive.in_proportion(total, list(sizes.values()))))}]"]
 
 
-# --- a training run -----------------------------------------------------------------------------------------------
-
-
 def _tags_of_run(wanted: Wanted) -> dict[str, int]:
     """Tag -> levels, if the training run decides: nothing else was named, or only what it plays, by tag or game."""
     if wanted.config_name is not None:
@@ -218,9 +215,6 @@ def _note_other_rules(wanted: Wanted, config: Config) -> list[str]:
     ]
 
 
-# --- environments -------------------------------------------------------------------------------------------------
-
-
 def _resolve_environments(wanted: Wanted, options: Mapping[str, Any], overrides: Sequence[str]) -> Resolved:
     """The setting in which the named environments are trained, with the sizes of recipe `eval`."""
     tags = [tag_of(name, wanted.deciding_model) for name in wanted.environments]
@@ -265,9 +259,6 @@ def tag_of(name: str, model: Model) -> str:
 def _check_distinct(tags: Sequence[str]) -> None:
     if len(set(tags)) < len(tags):
         raise ConfigError(f"--env: an environment is named twice: {', '.join(tags)}")
-
-
-# --- turns --------------------------------------------------------------------------------------------------------
 
 
 def _lift(config: Config, max_turn: int, typed: set[str]) -> tuple[list[str], list[str]]:
