@@ -138,12 +138,11 @@ class Client:
             first_failure = min(first_failure, now)
             return self._is_over(state.outcome.exception(), first_failure, now, state.upcoming_sleep)
 
-        attempts = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(TransientError),
-            wait=lambda state: self._pause(state.attempt_number - 1, state.outcome.exception().retry_after),
-            stop=stop,
-            sleep=self.sleep,
-        )
+        def wait(state: Any) -> float:
+            return self._pause(state.attempt_number - 1, state.outcome.exception().retry_after)
+
+        is_retried = tenacity.retry_if_exception_type(TransientError)
+        attempts = tenacity.AsyncRetrying(retry=is_retried, wait=wait, stop=stop, sleep=self.sleep)
         answer: Any = await attempts(self._attempt, path, json.dumps(body).encode(), read)
         self._outage = None
         return answer

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,7 @@ NO_LIMIT = 1 << 40  # for `Sampling.max_tokens`: every reply has its own limit
 GATHER_S = 0.01  # clients that were answered together return together, within this time
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     id: int
     log_prob: float
 
