@@ -16,9 +16,9 @@ import time
 from dataclasses import dataclass, field
 
 import torch
+from ragen.agent.template import ChatTemplate
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from ragen.agent.template import ChatTemplate
 from ragen.config.compose import resolve
 from ragen.engine.base import Prompt, Sampled, Sampling
 from ragen.engine.native.engine import NativeEngine
@@ -110,7 +110,7 @@ def main() -> None:
     loaded = load_model(find_model(options.model), "cpu")
     peer = AutoModelForCausalLM.from_pretrained(loaded.source.folder, dtype=torch.float32).eval()
     engine = NativeEngine(loaded.model, loaded.tokenizer, NO_SUCH_TOKEN)
-    engine.cut_ids = set()
+    engine.stop.cut_ids = set()
     prompts = workload(loaded.tokenizer, options.groups, options.turns)
     lengths = [len(ids) for ids in prompts[0]]
     num_rows = options.groups * options.size

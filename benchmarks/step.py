@@ -52,11 +52,11 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from ragen.agent.template import ChatTemplate  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from ragen.agent.episode import EpisodeState, TurnResult  # noqa: E402
 from ragen.agent.parse import parse_reply  # noqa: E402
-from ragen.agent.template import ChatTemplate  # noqa: E402
 from ragen.coerce import ConfigError  # noqa: E402
 from ragen.config.compose import resolve  # noqa: E402
 from ragen.config.schema import Config  # noqa: E402
@@ -216,7 +216,7 @@ class Ours:
     def __init__(self, loaded: LoadedModel, workload: Workload):
         self.model, self.workload = loaded.model, workload
         self.engine = NativeEngine(self.model, loaded.tokenizer, NO_SUCH_TOKEN)
-        self.engine.cut_ids = set()
+        self.engine.stop.cut_ids = set()
         self.config = our_config(workload.num_completions, workload.num_completions)
         optim = self.config.actor_rollout_ref.actor.optim
         self.optimizer = MasterAdamW(self.model.parameters(), optim, total_steps=1000)

@@ -1,9 +1,9 @@
-"""What the code expects of a model and of a tokenizer. Base module: torch is imported for type checkers only.
+"""What the code expects of models, tokenizers and training samples. Torch is imported for type checkers only.
 
     def score(model: LanguageModel, packed: PackedTokens, temperature: float) -> Scored: ...
 
-`ragen.model.decoder.Decoder` and `ragen.model.huggingface.HuggingFaceModel` are both; `ragen.model.lora.BaseModel`, the
-reference of an adapter, can only be scored.
+`ragen.model.decoder.Decoder` and `ragen.model.huggingface.HuggingFaceModel` can be scored and sampled from;
+`ragen.model.lora.BaseModel`, the reference of an adapter, can only be scored.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from ragen.types import TokenSequence
 
 # (layer, query [T, heads, head_dim], key and value [T, kv_heads, head_dim]) -> [T, heads, head_dim]
 Attend = Callable[[int, "Tensor", "Tensor", "Tensor"], "Tensor"]
@@ -66,3 +68,12 @@ class Tokenizer(Protocol):
     def __len__(self) -> int: ...
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str: ...
     def batch_decode(self, ids: Sequence[Sequence[int]]) -> list[str]: ...
+
+
+class TrainingSample(Protocol):
+    """A sequence that updates learn from: `ragen.model.packing.Sample`, or `ragen.sft.tokens.Answers`."""
+
+    @property
+    def sequence(self) -> TokenSequence: ...
+    @property
+    def num_sampled(self) -> int: ...

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragen.agent.chat_template import ChatTemplate
 from ragen.agent.prompt import STYLES
-from ragen.agent.template import ChatTemplate
 from ragen.agent.window import WINDOWS, View
 from ragen.env.base import Tag
 from ragen.types import Episode, EpisodeState, Turn, TurnResult

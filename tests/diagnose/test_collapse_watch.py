@@ -104,7 +104,7 @@ def test_each_sample_can_be_switched_off(flag, label, other):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["agent_proxy.enable_think=False"], "collapse metrics are not computed: with agent_proxy.enable_think=False"),
+        (["agent_proxy.enable_think=False"], "collapse metrics are off: with agent_proxy.enable_think=False"),
         (
             ["agent_proxy.context_window_mode=single_turn"],
             "agent_proxy.context_window_mode=single_turn; they need full",
@@ -134,7 +134,7 @@ def test_what_goes_wrong_is_told_once_and_the_run_goes_on(error, message):
     got = [broken.measure(step, GROUPS, Broken(error), Clock()) for step in (1, 2)]
     assert all(name.startswith("collapse/") for metrics in got for name in metrics) and len(got[0]) == 4
     assert len(told) == 2 and all(message in text for text in told)
-    assert told[0].startswith(f"step 1, and wherever this comes again: {FIRST_TURN}/* is left out: ")
+    assert told[0].startswith(f"step 1, and whenever this happens again: {FIRST_TURN}/* skipped: ")
     assert f"{FIRST_TURN}/mi_estimate" in broken.measure(3, GROUPS, Uniform(), Clock())
 
 
@@ -247,5 +247,5 @@ def test_a_resumed_run_ends_as_one_that_was_not(tmp_path, capsys):
 def test_a_run_without_thinking_says_so_once(tmp_path, capsys):
     rows = rows_of(tmp_path, "trainer.total_training_steps=2", "agent_proxy.enable_think=False", "trainer.save_freq=-1")
     assert not [name for row in rows for name in row if "collapse" in name]
-    assert capsys.readouterr().out.count("collapse metrics are not computed") == 1
+    assert capsys.readouterr().out.count("collapse metrics are off") == 1
     assert not COLLAPSE_TIMES & measured_times(RunFolder(tmp_path)).keys()

@@ -173,7 +173,7 @@ def test_a_zero_start_is_no_baseline():
 
 def test_an_update_that_was_left_out_is_told():
     (warning,) = Health.of(rows_of((3, {}), (1, {"actor/nonfinite_samples": 12.0}))).warnings
-    assert "12 samples was left out" in warning.text
+    assert "12 samples was skipped" in warning.text
 
 
 # --- against a second implementation -----------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_a_validation_before_training_is_no_step():
 
 
 def test_verdicts():
-    assert Health.of(rows_of((12, {}))).verdict().headline == "Healthy: none of 20 checks has warned in 12 steps"
+    assert Health.of(rows_of((12, {}))).verdict().headline == "Healthy: none of 20 checks warned in 12 steps"
     passed = Health.of(rows_of((6, {}), (1, {"actor/grad_norm": 16.0}), (5, {}))).verdict()
     assert passed.word == "healthy" and not passed.holding
     assert passed.headline == "Healthy at the end; a warning before: a spike of the gradient (step 7)"

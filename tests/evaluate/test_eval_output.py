@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ragen.agent.template import ChatTemplate
+from ragen.agent.chat_template import ChatTemplate
 from ragen.config.compose import resolve
 from ragen.config.schema import Output
 from ragen.engine.native.engine import NativeEngine

@@ -8,7 +8,7 @@ from dry_runs import dry_run
 from stub_plans import FakeCluster, make_cell, make_plan
 
 from ragen.errors import ConfigError
-from ragen.experiment import child, command, evaluation, scheduler, spec
+from ragen.experiment import command, evaluation, run_process, scheduler, spec
 from ragen.experiment.expand import expand
 from ragen.experiment.plan import Options
 from ragen.store.manifest import Manifest, write_manifest
@@ -145,7 +145,7 @@ def played(monkeypatch):
             log.write("| a table – |\nepisodes: logs/stub_eval.jsonl\nreport: logs/stub_eval.html\n")
         return ends[0]
 
-    monkeypatch.setattr(child, "run_child", run_child)
+    monkeypatch.setattr(run_process, "run_child", run_child)
     return jobs, ends
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stub_plans import FIELDS, SOURCE, FakeCluster, is_alive, make_cell, make_plan, result_lines, summary, wait_for
 
 from ragen.errors import ConfigError, RunFailed
-from ragen.experiment import child, scheduler
+from ragen.experiment import run_process, scheduler
 from ragen.experiment.cluster import Device
 from ragen.experiment.devices import Pool, label, short_name
 from ragen.experiment.locks import held, lock_path
@@ -482,27 +482,30 @@ def test_a_damaged_record_is_replaced_by_a_new_start_and_stops_a_resumed_one(fak
 
 
 def a_job(code, log="run.log", **options):
-    return child.job([sys.executable, "-I", "-c", code], Path(log), os.environ, **options)
+    return run_process.job([sys.executable, "-I", "-c", code], Path(log), os.environ, **options)
 
 
 def test_a_child_writes_its_log_and_tells_its_status():
-    ended = child.run_child(a_job("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"))
+    ended = run_process.run_child(a_job("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"))
     assert ended["status"] == 3 and ended["started"] <= ended["ended"]
     assert sorted(Path("run.log").read_text().split()) == ["err", "out"]
-    child.run_child(a_job("print('more')", append=True))
+    run_process.run_child(a_job("print('more')", append=True))
     assert Path("run.log").read_text().endswith("more\n") and "out" in Path("run.log").read_text()
-    child.run_child(a_job("print('anew')"))
+    run_process.run_child(a_job("print('anew')"))
     assert Path("run.log").read_text() == "anew\n"
 
 
 def test_a_child_that_cannot_start_says_why():
-    assert "No such file or directory" in child.run_child(child.job(["./nothing"], Path("run.log"), {}))["error"]
-    assert "No such file or directory: none/run.log" in child.run_child(a_job("", log="none/run.log"))["error"]
+    assert (
+        "No such file or directory"
+        in run_process.run_child(run_process.job(["./nothing"], Path("run.log"), {}))["error"]
+    )
+    assert "No such file or directory: none/run.log" in run_process.run_child(a_job("", log="none/run.log"))["error"]
 
 
 def test_a_child_that_fills_its_disk_fails_alone():
     code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); print('x' * 1000, flush=True)"
-    assert child.run_child(a_job(code))["status"] > 0
+    assert run_process.run_child(a_job(code))["status"] > 0
     assert Path("run.log").read_text() == "x" * 100
 
 
@@ -514,7 +517,7 @@ def interrupted_child(code, grace):
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    return child.run_child(a_job(f"import pathlib, signal, time\n{code}", grace=grace))
+    return run_process.run_child(a_job(f"import pathlib, signal, time\n{code}", grace=grace))
 
 
 def test_an_interrupt_reaches_the_child_which_may_end_in_its_own_way():
@@ -533,7 +536,7 @@ def test_nothing_outlives_the_watcher():
     code = "import pathlib, subprocess, sys, time, os\n"
     code += "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     code += "pathlib.Path('part').write_text(f'{os.getpid()} {p.pid}'); os.rename('part', 'pids'); time.sleep(600)"
-    watcher = "import json, sys; from ragen.experiment import child; child.run_child(json.loads(sys.stdin.read()))"
+    watcher = "import json, sys; from ragen.experiment.run_process import run_child; run_child(json.load(sys.stdin))"
     with subprocess.Popen([sys.executable, "-c", watcher], stdin=subprocess.PIPE) as process:
         process.stdin.write(json.dumps(a_job(code)).encode())
         process.stdin.close()

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ragen.agent.chat_template import ChatTemplate
 from ragen.agent.parse import parse_reply
-from ragen.agent.template import ChatTemplate
 from ragen.env.registry import catalogue
 from ragen.model.attention import Packed
 from ragen.model.pocket.load import blank_pocket, load_pocket, pocket_folder

@@ -83,7 +83,7 @@ def test_a_run_that_goes_on_remembers(folder, tmp_path):
 def test_the_report_of_a_healthy_run_says_so_first(folder):
     record(folder, (12, {}))
     text = write_report(folder).read_text(encoding="utf-8")
-    assert "Healthy: none of 20 checks has warned in 12 steps" in text
+    assert "Healthy: none of 20 checks warned in 12 steps" in text
     assert "<h2>Warnings</h2>" not in text and " warned" not in text.partition("<body>")[2].partition("<p")[0]
     assert text.index("Healthy") < text.index("No validation was made")
 

@@ -14,7 +14,7 @@ from ragen.config.compose import resolve
 from ragen.config.tree import value_at
 from ragen.errors import RunFailed
 from ragen.run import memory
-from ragen.train import learner, player
+from ragen.train import learner, rollouts
 
 WORDS = [*TINY, "trainer.total_training_steps=3"]
 KEYS = (memory.UPDATE, memory.SCORE, memory.LENGTH)
@@ -72,7 +72,7 @@ def test_what_was_saved_is_not_lost(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("stage", ["collect", "update_critic", "load_model"])
 def test_it_may_happen_anywhere(tmp_path, monkeypatch, capsys, stage):
-    raises_at(monkeypatch, 1, stage, player if stage == "collect" else learner)
+    raises_at(monkeypatch, 1, stage, rollouts if stage == "collect" else learner)
     words = ["algorithm.adv_estimator=gae", f"trainer.default_local_dir={tmp_path / 'run'}"]
     assert main(["train", *WORDS, *words]) == 1
     said = capsys.readouterr().err

@@ -37,7 +37,7 @@ from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 
 from ragen import serve as served
-from ragen.agent.template import ChatTemplate
+from ragen.agent.chat_template import ChatTemplate
 from ragen.cli import main
 from ragen.engine.base import Prompt, Sampled, Sampling
 from ragen.engine.native.engine import EngineRun, NativeEngine

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small import config_of
 
-from ragen.agent.template import ChatTemplate
+from ragen.agent.chat_template import ChatTemplate
 from ragen.config import derive
 from ragen.config.compose import resolve
 from ragen.env.bandit import NAME_PAIRS

@@ -5,9 +5,9 @@ from functools import lru_cache
 import pytest
 from small import config_of
 
+from ragen.agent.chat_template import ChatTemplate
 from ragen.agent.episode import noise_stream
 from ragen.agent.prompt import STYLES
-from ragen.agent.template import ChatTemplate
 from ragen.config import derive
 from ragen.engine.base import Sampled
 from ragen.env.registry import make

@@ -10,7 +10,7 @@ import pytest
 from tiny import ROLLOUT, TINY
 
 from ragen.config.compose import resolve
-from ragen.train import learner, player, trainer
+from ragen.train import learner, rollouts, trainer
 
 GAMMA, LAM, HIGH = 0.97, 0.9, 0.8
 WORDS = [
@@ -45,8 +45,8 @@ def watched(monkeypatch):
         steps[-1] += [samples, targets]
         return original_update(model, optimizer, samples, targets, *rest)
 
-    original_keep, original_update = player.keep_groups, learner.update_actor
-    monkeypatch.setattr(player, "keep_groups", keep_groups)
+    original_keep, original_update = rollouts.keep_groups, learner.update_actor
+    monkeypatch.setattr(rollouts, "keep_groups", keep_groups)
     monkeypatch.setattr(learner, "update_actor", update_actor)
     return steps
 

@@ -13,14 +13,26 @@ fine-tuning data all use these texts, so sampling and training see the same prom
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 from ragen.agent.rules import AgentRules
 from ragen.env.base import Environment, State, Tag
-from ragen.types import Turn
+from ragen.types import TurnResult
 
 # Enough levels to tell whether the actions depend on the level: a game that orders two of them by a coin flip looks
 # constant once in 2**15.
 NUM_LEVELS_COMPARED = 16
+
+
+class PastTurn(Protocol):
+    """What a summary tells about a turn."""
+
+    @property
+    def state_text(self) -> str: ...
+    @property
+    def reply_text(self) -> str: ...
+    @property
+    def result(self) -> TurnResult: ...
 
 
 class PromptStyle(ABC):
@@ -54,7 +66,7 @@ class PromptStyle(ABC):
         """The reward of the last turn, placed before the next turn's text in the same message."""
 
     @abstractmethod
-    def summary_text(self, shown: Sequence[Turn], num_past: int) -> str:
+    def summary_text(self, shown: Sequence[PastTurn], num_past: int) -> str:
         """The last `len(shown)` of `num_past` turns as text, before the current turn's; for `single_turn`."""
 
     def _possible_actions(self, turn_number: int, actions_left: int) -> int:
@@ -98,7 +110,7 @@ class FullPrompt(PromptStyle):
     def feedback_text(self, reward: float) -> str:
         return f"Reward of your last turn: {_number(reward)}\n\n"
 
-    def summary_text(self, shown: Sequence[Turn], num_past: int) -> str:
+    def summary_text(self, shown: Sequence[PastTurn], num_past: int) -> str:
         if not shown:
             return ""
         first = num_past - len(shown) + 1
@@ -144,7 +156,7 @@ class TersePrompt(PromptStyle):
     def feedback_text(self, reward: float) -> str:
         return f"reward {_number(reward)}\n"
 
-    def summary_text(self, shown: Sequence[Turn], num_past: int) -> str:
+    def summary_text(self, shown: Sequence[PastTurn], num_past: int) -> str:
         return "".join(
             f"{turn.state_text}\n{turn.reply_text}\n{self.feedback_text(turn.result.reward)}" for turn in shown
         )

@@ -22,8 +22,8 @@ in `full`, where dropping tokens would break the sequence, is flagged and not cu
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ragen.agent.chat_template import ChatTemplate
 from ragen.agent.prompt import PromptStyle
-from ragen.agent.template import ChatTemplate
 from ragen.types import Turn
 
 

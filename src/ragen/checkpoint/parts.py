@@ -11,6 +11,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from ragen.model import lora
+from ragen.model.critic import Critic
+from ragen.model.decoder import TrainableModel
 from ragen.model.load import LoadedModel
 
 
@@ -37,7 +39,7 @@ class Part:
     `base_model` names what it belongs to, and `base_digest` tells that from other weights.
     """
 
-    model: nn.Module
+    model: "TrainableModel | Critic"
     config: Any
     tokenizer: Any = None
     optimizer: OptimizerState | None = None
@@ -46,12 +48,12 @@ class Part:
     base_digest: str = ""
 
     @property
-    def backbone(self) -> Any:
-        return getattr(self.model, "backbone", self.model)
+    def backbone(self) -> TrainableModel:
+        return self.model.backbone if isinstance(self.model, Critic) else self.model
 
     @property
     def value_head(self) -> nn.Module | None:
-        return self.model.head if hasattr(self.model, "backbone") else None
+        return self.model.head if isinstance(self.model, Critic) else None
 
 
 @dataclass(frozen=True)

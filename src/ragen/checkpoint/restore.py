@@ -20,7 +20,7 @@ from ragen.checkpoint.tensor_file import TensorFiles
 from ragen.config.pocket_defaults import NAMES as EMBEDDED
 from ragen.errors import ConfigError
 from ragen.model import lora
-from ragen.model.decoder import Decoder, Shape, from_huggingface
+from ragen.model.decoder import Decoder, Shape, TrainableModel, from_huggingface
 from ragen.model.load import VALUE_HEAD, find_model
 from ragen.store import manifest as disk
 from ragen.store.locate import is_path
@@ -64,9 +64,10 @@ class _Stored:
 def _open(path: Path, manifest: Manifest, name: str, part: Part) -> _Stored:
     if name not in manifest.contents:
         raise OtherModel(f"checkpoint {path} holds no {name}: {_OTHER_MODEL}")
-    folder, optimizer, num_steps = path / name, {}, manifest.step
+    folder, num_steps = path / name, manifest.step
     weights = _open_adapter(path, name, part) if lora.has_adapters(part.backbone) else _open_model(path, name, part)
     value_head: Mapping[str, Tensor] = {}
+    optimizer: Mapping[str, Tensor] = {}
     if part.value_head is not None:
         value_head = TensorFiles([folder / VALUE_HEAD])
         _compare(path, value_head.shapes(), _shapes(part.value_head.state_dict()))
@@ -167,7 +168,7 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(weight.shape) for name, weight in weights.items()}
 
 
-def _read_model(model: Any, folder: Path) -> tuple[Mapping[str, Tensor], Shape]:
+def _read_model(model: TrainableModel, folder: Path) -> tuple[Mapping[str, Tensor], Shape]:
     """The stored weights under the names of `lora.base_state`, and the shape that the stored config describes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -180,7 +181,7 @@ def _read_model(model: Any, folder: Path) -> tuple[Mapping[str, Tensor], Shape]:
     return theirs.state_dict(), type(model)(theirs).shape
 
 
-def _fill(model: Any, weights: Mapping[str, Tensor]) -> None:
+def _fill(model: TrainableModel, weights: Mapping[str, Tensor]) -> None:
     if lora.has_adapters(model):
         lora.fill_adapters(model, weights)
     elif isinstance(model, Decoder):

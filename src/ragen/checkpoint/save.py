@@ -25,9 +25,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from safetensors import SafetensorError
+from torch import nn
 
 from ragen.checkpoint.model_folder import delete, move_into_place, synced_sum, write_json, write_model
-from ragen.checkpoint.parts import Part, Parts, stored_parameters
+from ragen.checkpoint.parts import OptimizerState, Parts, stored_parameters
 from ragen.checkpoint.tensor_file import num_bytes, write_tensors
 from ragen.config.schema import Config
 from ragen.errors import ConfigError
@@ -91,7 +92,7 @@ class CheckpointStore:
         target = self.folder / disk.checkpoint_name(step)
         tracked, there = contents is None, disk.read_manifest(target) if disk.is_whole(target) else None
         keep = keep or not tracked or (there is not None and there.keep)
-        contents_by_part = self.contents if tracked else dict.fromkeys(self.contents, contents)
+        contents_by_part = self.contents if contents is None else dict.fromkeys(self.contents, contents)
         written = _Written(step, parts, contents_by_part, keep, tracked)
         try:
             if there is not None and there.tracked and not tracked:
@@ -177,7 +178,7 @@ class _Written:
         self.step, self.keep, self.tracked = step, keep, tracked
         self.parts, self.state = parts.by_name(), parts.state
         self.optimizers = {
-            name: part
+            name: (part.model, part.optimizer)
             for name, part in self.parts.items()
             if part.optimizer is not None and "optimizer" in contents[name]
         }
@@ -188,7 +189,7 @@ class _Written:
     def num_bytes(self) -> int:
         """About: the numbers, not the texts."""
         weights = sum(parameter.nbytes for part in self.parts.values() for parameter in stored_parameters(part))
-        return weights + sum(num_bytes(part.optimizer.tensors(part.model)) for part in self.optimizers.values())
+        return weights + sum(num_bytes(optimizer.tensors(model)) for model, optimizer in self.optimizers.values())
 
     def write(self, folder: Path) -> None:
         sums: dict[Path, FileSum] = {}
@@ -196,8 +197,8 @@ class _Written:
             write_json(folder / STATE, self.state)
         for name, part in self.parts.items():
             write_model(folder / name, part, sums)
-        for name, part in self.optimizers.items():
-            _write_optimizer(folder / f"{name}_optimizer", part, sums)
+        for name, (model, optimizer) in self.optimizers.items():
+            _write_optimizer(folder / f"{name}_optimizer", model, optimizer, sums)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         listed = {path.relative_to(folder).as_posix(): sums.get(path) or synced_sum(path) for path in files}
         manifest = Manifest(self.step, self.contents, self.has_state, self.keep, self.tracked, listed)
@@ -206,11 +207,11 @@ class _Written:
             sync(inner)
 
 
-def _write_optimizer(folder: Path, part: Part, sums: dict[Path, FileSum]) -> None:
+def _write_optimizer(folder: Path, model: nn.Module, optimizer: OptimizerState, sums: dict[Path, FileSum]) -> None:
     folder.mkdir()
     path = folder / OPTIMIZER
-    sums[path] = FileSum(*write_tensors(path, part.optimizer.tensors(part.model)))
-    write_json(folder / OPTIMIZER_NUMBERS, {"num_steps": part.optimizer.num_steps})
+    sums[path] = FileSum(*write_tensors(path, optimizer.tensors(model)))
+    write_json(folder / OPTIMIZER_NUMBERS, {"num_steps": optimizer.num_steps})
 
 
 def _name_of(replaced: Path) -> Path:

@@ -68,14 +68,14 @@ def _header(ordered: Sequence[tuple[str, Tensor]]) -> bytes:
 
 def _content(tensor: Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 class TensorFiles(Mapping[str, Tensor]):
     """The tensors of several files, each read when it is asked for."""
 
     def __init__(self, paths: Sequence[Path]):
-        self._files = {}
+        self._files: dict[str, safe_open] = {}
         for path in paths:
             file = safe_open(path, framework="pt")
             self._files |= dict.fromkeys(file.keys(), file)

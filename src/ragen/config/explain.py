@@ -15,7 +15,7 @@ import yaml
 
 from ragen.config import derive
 from ragen.config.compose import Resolved
-from ragen.config.schema import Config
+from ragen.config.schema import Config, CriticModel
 from ragen.config.tree import to_dict
 from ragen.env.baseline_budget import MAX_LEVELS, baselines_within_budget
 from ragen.env.registry import make
@@ -110,7 +110,7 @@ def stage_lines(config: Config, stage: str | None, tuning: Tuning) -> Iterator[s
 
 def adapter_lines(config: Config) -> Iterator[str]:
     """Which models train only an adapter."""
-    models = {"actor": config.actor_rollout_ref.model}
+    models: dict[str, CriticModel] = {"actor": config.actor_rollout_ref.model}
     if derive.critic_model(config).needed:
         models["critic"] = config.critic.model
     for who, model in models.items():

@@ -24,7 +24,9 @@ class TracedTree:
 
     def __init__(self, recipe: DictConfig, origin: str):
         self._default = OmegaConf.create(to_dict(Config()))
-        self._tree = OmegaConf.merge(self._default, recipe)
+        merged = OmegaConf.merge(self._default, recipe)
+        assert isinstance(merged, DictConfig)
+        self._tree = merged
         self._names: dict[str, str] = {}
         self._recipe = origin
         self._set_by = dict.fromkeys(_values(recipe), origin)
@@ -45,7 +47,7 @@ class TracedTree:
     def reset(self, key: str) -> None:
         """`~key` removes what the recipe or the v1 defaults set; an entry that the user may add disappears."""
         if key in keys.FIELDS or key in keys.TREE_GROUPS:
-            original = self._default
+            original: Any = self._default
             for part in key.split("."):
                 original = original._get_node(part)
             self.set(key, _plain(original), "")
@@ -70,7 +72,7 @@ class TracedTree:
         try:
             return build(Config, OmegaConf.to_container(self._tree, resolve=True))
         except OmegaConfBaseException as error:
-            name = self._names.get(error.full_key, error.full_key)
+            name = self._names.get(error.full_key or "", error.full_key)
             where = f"{name}: " if name else ""
             raise ConfigError(f"{where}{str(error).splitlines()[0]}", key=name, code="reference") from error
 

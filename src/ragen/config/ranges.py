@@ -22,11 +22,14 @@ class Range(NamedTuple):
 def within(at_least: float | None = None, above: float | None = None, at_most: float | None = None) -> Range | None:
     """Numbers within bounds; None without bounds."""
     bounds = [
-        (at_least, operator.ge, f"at least {at_least}"),
-        (above, operator.gt, f"above {above}"),
-        (at_most, operator.le, f"at most {at_most}"),
+        (limit, compare, f"{relation} {limit}")
+        for limit, compare, relation in (
+            (at_least, operator.ge, "at least"),
+            (above, operator.gt, "above"),
+            (at_most, operator.le, "at most"),
+        )
+        if limit is not None
     ]
-    bounds = [bound for bound in bounds if bound[0] is not None]
     if not bounds:
         return None
     text = " and ".join(bound[2] for bound in bounds)

@@ -122,7 +122,7 @@ class Fsdp:
 class CriticModel:
     path: str = key("${model_path}", NOT_EMPTY)
     lora_rank: int = key("${lora.rank}", at_least=0)
-    lora_alpha: int = "${lora.alpha}"
+    lora_alpha: int = key("${lora.alpha}")
     target_modules: str | list[str] = "${lora.target_modules}"
     enable_gradient_checkpointing: bool = key(True, changes_only=MEMORY)
 

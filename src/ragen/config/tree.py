@@ -54,7 +54,7 @@ def value_at(config: Any, key: str) -> Any:
     return config
 
 
-def build(cls: type, tree: dict[str, Any], prefix: str = "") -> Any:
+def build(cls: type, tree: Any, prefix: str = "") -> Any:
     """The dataclass that a plain dict describes; types, choices and names are checked."""
     if not isinstance(tree, dict):
         raise refused(prefix.rstrip("."), tree, GROUP, code="group")
@@ -74,16 +74,14 @@ def build(cls: type, tree: dict[str, Any], prefix: str = "") -> Any:
 
 
 def _field_value(value: Any, hint: Any, spec: Field, key: str) -> Any:
-    if is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         return build(hint, value, f"{key}.")
     if get_origin(hint) is dict:
         if not isinstance(value, dict):
             raise wrong_type(key, value, hint)
         kind = get_args(hint)[1]
-        return {
-            str(name): build(kind, item, f"{key}.{name}.") if is_dataclass(kind) else item
-            for name, item in value.items()
-        }
+        is_tree = is_dataclass(kind)
+        return {str(name): build(kind, item, f"{key}.{name}.") if is_tree else item for name, item in value.items()}
     converted = convert(value, hint, key)
     check_choice(converted, spec.metadata.get("choices", ()), key)
     return converted

@@ -162,7 +162,7 @@ def is_key(key: str) -> bool:
 def defaults(environment: str) -> dict[str, Any]:
     """The tree values that `train.sh ENV` starts from."""
     start = ENVIRONMENTS[environment]
-    values = dict(INHERITED)
+    values: dict[str, Any] = dict(INHERITED)
     for spec in KEYS.values():
         values |= spec.tree_values(spec.default)
     values["es_manager.train.env_configs.tags"] = [start.tag]
@@ -189,7 +189,8 @@ def default_values(key: str, environment: str | None) -> dict[str, Any]:
         return {}
     if key.startswith(ENV_KWARGS):
         target = _setting_key(key, environment)
-        settings = catalogue()[ENVIRONMENTS[environment].tag].env_config
+        assert environment is not None
+        settings = catalogue()[ENVIRONMENTS[environment].tag].env_config or {}
         name = key.removeprefix(ENV_KWARGS)
         if name not in settings:
             message = f"~{key}: {environment} has no default for it; known: {', '.join(settings)}"

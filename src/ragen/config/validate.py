@@ -73,9 +73,11 @@ def _out_of_range(tree: Subject) -> Problems:
         allowed = spec.metadata.get("range")
         if allowed is not None and tree[key] is not None and not allowed.holds(tree[key]):
             yield tree.refuse("range", key, allowed.text)
+    positive = within(at_least=1)
+    assert positive is not None
     for tag_name, tag in tree.config.custom_envs.items():
         for field in ("max_actions_per_traj", "max_tokens"):
-            value, positive = getattr(tag, field), within(at_least=1)
+            value = getattr(tag, field)
             if value is not None and not positive.holds(value):
                 yield refused(f"custom_envs.{tag_name}.{field}", value, positive.text, code="range")
 

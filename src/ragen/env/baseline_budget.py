@@ -1,10 +1,10 @@
-"""The success of random and of perfect play in a setting, within a limit on the work: a plan should take seconds.
+"""The success of random and of perfect play in a setting, with a limit on the work: a plan should take seconds.
 
     baselines = baselines_within_budget(env, range(123, 635), "val", budget)
-    baselines.random, baselines.optimal, baselines.num_levels     # numbers or, where it was too much work, the reason
+    baselines.random, baselines.optimal, baselines.num_levels     # numbers, or the reason if it was too much work
 
-The work is estimated beforehand from the number of states and answers, so that the outcome does not depend on the
-clock. Where all levels are too much work, fewer are solved; where a few are too much, the answer is the reason.
+The work is estimated from the number of states and answers, so the result does not depend on the clock. If all levels
+are too much work, it solves fewer; if even a few are too much, it returns the reason.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ from ragen.env.base import Environment, State
 from ragen.env.solve import Budget, optimal_success, outcomes, random_success
 
 MAX_LEVELS = 2_048
-MAX_WORK = 8_000_000  # values added up: some seconds
+MAX_WORK = 8_000_000  # additions: a few seconds
 MIN_LEVELS = 8  # a mean over fewer is noise
 MAX_STATES = 20_000  # explored for the estimate
-WORK_OF_ONE_STEP = 300  # where an environment computes random play itself
+WORK_OF_ONE_STEP = 300  # if an environment computes random play itself
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ def baselines_within_budget(env: Environment, seeds: Sequence[int], split: str, 
     feasible = [work for work in works.values() if work <= limit]
     num_levels = min(len(seeds), MAX_LEVELS, *(MAX_WORK // max(work, 1) for work in feasible))
     states = [env.reset(seed, split) for seed in seeds[:num_levels]]
-    means = [
+    random, optimal = (
         _mean(env, states, budget, solve) if work <= limit else _reason(env, first, budget)
         for solve, work in works.items()
-    ]
-    return Baselines(*means, num_levels=num_levels)
+    )
+    return Baselines(random, optimal, num_levels)
 
 
 def _mean(env: Environment, states: list[State], budget: Budget, solve: Callable) -> float | str:
-    # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: each is solved once.
+    # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: solve each once.
     try:
         values = {state: solve(env, state, budget) for state in set(states)}
     except ValueError as error:  # an environment whose outcomes cannot be listed
@@ -85,7 +85,7 @@ def _reason(env: Environment, state: State, budget: Budget) -> str:
     if game.has_chance and _num_answers(game.num_actions, budget) > budget.total:
         depth = min(budget.actions_per_turn, budget.actions)
         return f"{game.num_actions} actions, {depth} at a time, make too many answers to compare in a game of chance"
-    return f"{budget.total} actions are too many to follow"
+    return f"{budget.total} actions are too many to explore"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _explore(env: Environment, start: State, depth: int) -> _Game:
                         following.append(transition.state)
             if len(seen) > MAX_STATES:
                 raise ValueError(
-                    f"{type(env).__name__} has over {MAX_STATES:,} states within reach, too many to follow"
+                    f"{type(env).__name__} has more than {MAX_STATES:,} reachable states, too many to explore"
                 )
         frontier = following
     return _Game(len(seen), num_branches, num_actions, has_chance)

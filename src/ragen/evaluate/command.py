@@ -16,10 +16,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ragen.config.quoting import quoted
 from ragen.errors import ConfigError, RunFailed
 from ragen.evaluate import models
 from ragen.evaluate.models import LocalModel, Model, ServerModel
-from ragen.evaluate.setting import Setting, Wanted, quoted, settings
+from ragen.evaluate.setting import Setting, Wanted, settings
 from ragen.extras import require
 from ragen.invocation_dir import from_caller
 from ragen.store.locate import is_path

@@ -19,7 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ragen.agent.template import ChatTemplate
+from ragen.agent.chat_template import ChatTemplate
 from ragen.config import derive, devices
 from ragen.config.schema import Config
 from ragen.config.tree import to_dict
@@ -252,7 +252,7 @@ class Player:
 
     model: Model
     chat: Any
-    engine: Callable[[Config], Engine]
+    engine: Callable[[Config], Engine | ServerEngine]
     max_positions: int | None = None  # tokens that the model was made for, if known
     notes: Callable[[], list[str]] = lambda: []
 

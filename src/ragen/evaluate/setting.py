@@ -16,6 +16,7 @@ from typing import Any
 
 from ragen.config import derive, pocket_defaults, v1
 from ragen.config.compose import Resolved
+from ragen.config.quoting import quoted
 from ragen.config.recipe import compose_recipe
 from ragen.config.schema import Config
 from ragen.config.tag_defaults import recipe_of
@@ -153,11 +154,6 @@ def _keys(overrides: Sequence[str]) -> set[str]:
 
 def _assigned(options: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in options.items()]
-
-
-def quoted(text: str) -> str:
-    """A value that Hydra's grammar takes as it is."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _tags_and_shares(sizes: Mapping[str, int], options: Mapping[str, Any], overrides: Sequence[str]) -> list[str]:

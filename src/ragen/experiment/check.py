@@ -49,18 +49,21 @@ def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> li
 
 def _what_it_computes(config: Any) -> tuple:
     """The config without names, directories, devices and W&B: equal for equal runs."""
-    from ragen.config import identity
+    from ragen.config import identity_keys
 
-    values = identity.identity_values(config, ignore=identity.WHERE)
+    values = identity_keys.identity_values(config, ignore=identity_keys.WHERE)
     return tuple((key, repr(value)) for key, value in sorted(values.items()))
 
 
 def _distinctive(cell: Cell) -> tuple[str, ...]:
     """The overrides that make a run what it is."""
-    from ragen.config import identity
+    from ragen.config import identity_keys
 
     keys = ((override.lstrip("+~").partition("=")[0], override) for override in cell.overrides)
-    return (*cell.start, *(override for key, override in keys if identity.changes_only(key) not in identity.WHERE))
+    return (
+        *cell.start,
+        *(override for key, override in keys if identity_keys.changes_only(key) not in identity_keys.WHERE),
+    )
 
 
 def _to_resolve(plan: Plan, seen: set[str] | None) -> list[list[Cell]]:

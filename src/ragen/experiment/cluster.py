@@ -4,7 +4,7 @@
         node = cluster.nodes()[0]
         handle = cluster.start(job, (Device(node.id, 0, "cpu"),))
         for handle in cluster.wait([handle], seconds=1.0):
-            cluster.result(handle)                               # what `child.run_child` returned, or None: it was lost
+            cluster.result(handle)                       # what `run_process.run_child` returned, or None: it was lost
 
 Which devices a run gets is decided in `devices.py`. On an existing cluster a device is also a share of its node, which
 a run reserves: two experiments do not take more of a node than it has. All nodes must see the directory of the
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ragen.errors import ConfigError, RunFailed
-from ragen.experiment import child
+from ragen.experiment import run_process
 
 OBJECT_STORE = 100 << 20  # bytes: nothing large travels
 MOST_STARTS = 3
@@ -52,10 +52,10 @@ class Cluster:
         self._ray, self._num_devices = ray, num_devices
         self.is_own = is_own  # started by this process, for this experiment
         self._known: dict[str, Node] = {}
-        ray.cloudpickle.register_pickle_by_value(child)  # a node needs no ragen to watch a run
+        ray.cloudpickle.register_pickle_by_value(run_process)  # a node needs no ragen to watch a run
         # Ray must not run one again by itself: it could not know where.
-        self._run = ray.remote(num_cpus=0, num_gpus=0, max_retries=0)(child.run_child)
-        self._look = ray.remote(num_cpus=0, num_gpus=0, max_retries=0)(child.gpu_names)
+        self._run = ray.remote(num_cpus=0, num_gpus=0, max_retries=0)(run_process.run_child)
+        self._look = ray.remote(num_cpus=0, num_gpus=0, max_retries=0)(run_process.gpu_names)
 
     def is_gone(self) -> bool:
         """Whether Ray was stopped on this machine from outside. It would end this process too, a minute later."""
@@ -72,7 +72,7 @@ class Cluster:
         self._known |= {node.id: node for node in alive}
         return alive
 
-    def start(self, job: child.Job, slot: Slot) -> Any:
+    def start(self, job: run_process.Job, slot: Slot) -> Any:
         return self._on(self._run, slot[0].node, self._reserved(slot)).remote(job)
 
     def gpu_names(self, node: Node, python: str, devices: Sequence[str]) -> list[str]:

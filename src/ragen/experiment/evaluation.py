@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ragen.evaluate.models import newest_checkpoint
 from ragen.evaluate.output import ENDINGS
-from ragen.experiment import child, devices
+from ragen.experiment import devices, run_process
 from ragen.experiment.plan import CPU, Plan
 from ragen.store.free_name import rotate
 from ragen.store.sweep_results import SummaryLog, reported_path
@@ -42,7 +42,7 @@ def evaluate(plan: Plan) -> int:
             rotate(path)
     log = _output(plan, ".log")
     command = [sys.executable, "-m", "ragen", "eval", *eval_arguments(plan, folders)]
-    job = child.job(command, log, child_environment(plan, (_device(plan),)), append=True)
+    job = run_process.job(command, log, child_environment(plan, (_device(plan),)), append=True)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with open(log, "a+b" if resumes else "w+b") as file:
         offset = file.seek(0, 2)
@@ -50,7 +50,7 @@ def evaluate(plan: Plan) -> int:
         def show_output() -> None:
             print(decoder.decode(file.read()), end="", flush=True)
 
-        ended = child.run_child(job, show_output)
+        ended = run_process.run_child(job, show_output)
         show_output()
     status = ended.get("status", 1)
     if status in (INTERRUPTED, -signal.SIGINT):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen.errors import ConfigError, did_you_mean, nearest_of
-from ragen.experiment import devices, probe, search
+from ragen.experiment import devices, probed_checkpoint, search
 from ragen.experiment.plan import CPU, Options, Plan
 from ragen.experiment.spec import OptionSpec, Spec, load
 from ragen.experiment.template import ConfigView, Value, Variables, count, labelled, make, same_value, split
@@ -83,7 +83,7 @@ def _expand(spec: Spec, options: Options) -> Plan:
     def variables(values: Mapping[str, Any], start: tuple[str, ...]) -> Variables:
         return Variables(values, spec.derived, views.setdefault(start, ConfigView(start, typed)))
 
-    checkpoint = probe.find(spec, variables(shared, tuple(spec.start)))
+    checkpoint = probed_checkpoint.find(spec, variables(shared, tuple(spec.start)))
     if checkpoint is not None:
         shared["checkpoint"] = checkpoint.value
     points: dict[str, str] = {}  # label -> its values

@@ -27,8 +27,8 @@ from ragen.config.tree import leaves
 from ragen.experiment.plan import Plan
 from ragen.format import duration, percent
 from ragen.report.verdict import PREFIX
-from ragen.store.identity import BUDGET
 from ragen.store.run_folder import RunFolder
+from ragen.store.same_run import BUDGET
 from ragen.store.sweep_results import Cell, run_folder
 from ragen.terminal import Screen
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ragen.config import identity
+from ragen.config import identity_keys
 from ragen.experiment.plan import Plan
 from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import (
@@ -144,5 +144,5 @@ def changed_settings(now: Cell, before: Cell) -> list[str]:
 def _settings(overrides: Iterable[str]) -> dict[str, str]:
     """Those that may change the numbers of a run."""
     pairs = (override.lstrip("+~").partition("=") for override in overrides)
-    ignored = (*identity.WHERE, *identity.HOW)
-    return {key: value for key, _, value in pairs if identity.changes_only(key) not in ignored}
+    ignored = (*identity_keys.WHERE, *identity_keys.HOW)
+    return {key: value for key, _, value in pairs if identity_keys.changes_only(key) not in ignored}

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from ragen import invocation_dir
 from ragen.errors import ConfigError, RunFailed
-from ragen.experiment import child, devices, wandb_sync
+from ragen.experiment import devices, run_process, wandb_sync
 from ragen.experiment.cluster import Slot, connected
 from ragen.experiment.devices import Nodes
 from ragen.experiment.live import View
@@ -59,7 +59,7 @@ def train_command(cell: Cell, slot: tuple[str, ...]) -> list[str]:
     return [sys.executable, "-m", "ragen", "train", *cell.start, *overrides_on(cell, slot)]
 
 
-def run(plan: Plan, command: Command = train_command, grace: float = child.GRACE) -> int:
+def run(plan: Plan, command: Command = train_command, grace: float = run_process.GRACE) -> int:
     """Run the cells of a plan that are not done yet.
 
     `command` makes the command of a cell on its devices; a run that is interrupted has `grace` seconds to end.
@@ -105,7 +105,7 @@ def _gpu_names(listed: Sequence[str]) -> dict[str, str]:
     if CPU in listed:
         return {}
     try:
-        return devices.named(listed, child.gpu_names(sys.executable, listed))
+        return devices.named(listed, run_process.gpu_names(sys.executable, listed))
     except OSError as error:
         raise ConfigError(f"--gpus {','.join(listed)}: torch does not list them: {error}") from None
 
@@ -276,7 +276,7 @@ class Sweep:
         environment = child_environment(self.plan, names)
         if CPU in names:
             environment.setdefault("OMP_NUM_THREADS", str(self.nodes.threads(cell)))
-        job = child.job(command, cell.log_path, environment, appends, self.grace)
+        job = run_process.job(command, cell.log_path, environment, appends, self.grace)
         self.running[self.nodes.cluster.start(job, slot)] = Running(cell, slot, offset)
         self.view.started(cell, ",".join(names), offset)
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ragen.distributed.workers import Workers
 from ragen.model.critic import Critic
-from ragen.model.packing import PackedTokens, Sample, pack, samples_of
+from ragen.model.packing import PackedTokens, pack, samples_of
 from ragen.model.policy import score
-from ragen.protocols import LanguageModel
+from ragen.protocols import LanguageModel, TrainingSample
 from ragen.types import Group
 
 CPU_TOKENS = 4096  # larger passes were slower on every CPU we tried
@@ -25,10 +25,10 @@ class Scorer:
     def __init__(self, workers: Workers, temperature: float, micro_batch_size: int):
         self.workers, self.temperature, self.micro_batch_size = workers, temperature, micro_batch_size
 
-    def log_probs(self, model: LanguageModel, samples: Sequence[Sample]) -> list[Tensor]:
+    def log_probs(self, model: LanguageModel, samples: Sequence[TrainingSample]) -> list[Tensor]:
         return self._each(samples, lambda packed: score(model, packed, self.temperature).log_probs)
 
-    def values(self, critic: Critic, samples: Sequence[Sample]) -> list[Tensor]:
+    def values(self, critic: Critic, samples: Sequence[TrainingSample]) -> list[Tensor]:
         return self._each(samples, critic.values)
 
     def mean_entropies(self, model: LanguageModel, groups: Sequence[Group]) -> list[list[float]]:
@@ -42,7 +42,7 @@ class Scorer:
         return [[next(means) for _ in group.episodes] for group in groups]
 
     @torch.no_grad()
-    def _each(self, samples: Sequence[Sample], compute: Callable[[PackedTokens], Tensor]) -> list[Tensor]:
+    def _each(self, samples: Sequence[TrainingSample], compute: Callable[[PackedTokens], Tensor]) -> list[Tensor]:
         """One number per sampled token, sample by sample, in main memory."""
         mine, device = self.workers.mine(samples), self.workers.device
         results: dict[int, Tensor] = {}
@@ -67,6 +67,6 @@ def micro_batches(num_tokens_S: Sequence[int], max_samples: int, device: torch.d
     return batches
 
 
-def by_sample(tokens_T: Tensor, samples: Sequence[Sample]) -> list[Tensor]:
+def by_sample(tokens_T: Tensor, samples: Sequence[TrainingSample]) -> list[Tensor]:
     """Numbers of all sampled tokens, split by sample."""
     return list(tokens_T.float().split([sample.num_sampled for sample in samples]))

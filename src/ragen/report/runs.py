@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ragen.config.identity import WHERE, changes_only
+from ragen.config.identity_keys import WHERE, changes_only
 from ragen.config.tree import leaves
 from ragen.diagnose.health import Health
 from ragen.errors import ConfigError, did_you_mean, shown

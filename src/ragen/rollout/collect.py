@@ -11,11 +11,11 @@ prompt; their samples and their noise differ.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from ragen.agent.chat_template import ChatTemplate
 from ragen.agent.episode import actions_left, noise_stream, take_turn
 from ragen.agent.parse import parse_reply
 from ragen.agent.prompt import STYLES
 from ragen.agent.rules import AgentRules
-from ragen.agent.template import ChatTemplate
 from ragen.agent.window import WINDOWS, View
 from ragen.config import derive
 from ragen.config.schema import Config

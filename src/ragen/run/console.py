@@ -24,7 +24,7 @@ from os import PathLike
 from typing import Any, TextIO
 
 from rich.console import Console as RichConsole
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -103,7 +103,7 @@ class PlainConsole:
             self._last_line = f"report: {report}"
 
 
-class LiveConsole:
+class LiveConsole(PlainConsole):
     """A panel that stays in place, and a line above it for each validation and note."""
 
     def __init__(
@@ -115,9 +115,8 @@ class LiveConsole:
         screen: RichConsole,
         clock: Callable[[], float] = time.monotonic,
     ):
+        super().__init__(run_folder)
         self._screen = screen
-        self._folder = run_folder
-        self._last_line = f"run folder: {run_folder}"
         self._title = title
         self._total = total_steps
         self._clock = clock
@@ -185,14 +184,6 @@ class LiveConsole:
     def note(self, text: str) -> None:
         self._screen.print(Text(text), soft_wrap=True)
 
-    def error(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    def close(self, report: str | PathLike[str] | None = None) -> None:
-        """Name the report in the last line."""
-        if report is not None:
-            self._last_line = f"report: {report}"
-
     # --- what is drawn ------------------------------------------------------------------------------------------
 
     def seconds_left(self) -> float | None:
@@ -207,7 +198,7 @@ class LiveConsole:
     def render(self) -> Panel:
         width = min(self._screen.width, MAX_WIDTH)
         inside = width - 4
-        parts = [
+        parts: list[RenderableType] = [
             self._bars(), Text(), self._success(inside), *self._gauges(inside), self._filter(), *self._health(inside)
         ]  # fmt: skip
         title = Text(self._title, "bold") if self._title else None

@@ -49,7 +49,7 @@ def notes(resolved: Resolved) -> Iterator[str]:
     name = value_at(resolved.config, key)
     folder = folder_of(name)
     run = None if folder is None else lineage.run_of(folder)
-    if run is None:
+    if folder is None or run is None:
         return
     before, model = _played(run), f"{resolved.models[key]}={name}"
     missing = _different_rules(before, leaves(resolved.config), resolved.typed)

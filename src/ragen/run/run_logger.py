@@ -18,7 +18,7 @@ from typing import Any
 from ragen.config.schema import Config
 from ragen.diagnose.health import Health
 from ragen.report.run_report import write_report
-from ragen.run.console import make_console
+from ragen.run.console import PlainConsole, make_console
 from ragen.run.sinks import Sink, make_sinks
 from ragen.store.episodes import episode_record
 from ragen.store.fsync import write_whole
@@ -63,7 +63,7 @@ class NullLogger:
 
 
 class RunLogger(NullLogger):
-    def __init__(self, config: Config, folder: RunFolder, console: Any, sinks: Sequence[Sink]):
+    def __init__(self, config: Config, folder: RunFolder, console: PlainConsole, sinks: Sequence[Sink]):
         self.config, self.folder, self.console, self.sinks = config, folder, console, sinks
         self.health = Health.of(folder.read_metrics().rows)  # a resumed run has a past
         self.status = "failed"  # until something better is known

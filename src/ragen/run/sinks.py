@@ -67,8 +67,9 @@ class Sink:
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Rows with the same keys. Before `log` of the step, or without it."""
-        if self._is_on and self._write_table and rows:
-            self._try(lambda: self._write_table(step, name, rows))
+        write_table = self._write_table
+        if self._is_on and write_table and rows:
+            self._try(lambda: write_table(step, name, rows))
 
     def close(self, status: str) -> None:
         """The run has ended; `status` is one of STATUSES. A second call does nothing."""
@@ -142,8 +143,10 @@ def _open_wandb(opening: _Opening) -> Sink | None:
     try:
         import wandb
     except ImportError:
-        wandb = None
-    if not hasattr(wandb, "init"):  # a folder `wandb/` of earlier runs also imports, as an empty package
+        is_installed = False
+    else:
+        is_installed = hasattr(wandb, "init")  # a folder `wandb/` of earlier runs also imports, as an empty package
+    if not is_installed:
         opening.say(f"W&B: the package is not installed ({pip_command('wandb')}); the run continues without it")
         return None
     mode, why = wandb_mode(opening.environ)

@@ -19,7 +19,7 @@ from typing import Any
 
 from jinja2 import TemplateError as JinjaError
 
-from ragen.agent.template import ChatTemplate
+from ragen.agent.chat_template import ChatTemplate
 from ragen.serve.errors import ApiError
 from ragen.serve.request import Message
 

@@ -137,7 +137,8 @@ def _choose(
     """
     solved: list[Solved] = []
     trained: set[State] = set()
-    num_skipped, skipped = 0, []  # in all, and one after the other: whether only for the sake of others
+    num_skipped = 0
+    skipped: list[bool] = []  # one after the other: whether only for the sake of others
     while len(solved) < lesson.train_size + lesson.test_size:
         level, in_test = next(levels), len(solved) >= lesson.train_size
         is_taken = level.start in own or (in_test and level.start in trained)
@@ -212,7 +213,8 @@ def solve_levels(lesson: Lesson, seeds: Iterable[int]) -> list[Solved]:
     prompt = STYLES[rules.prompt_style](env, tag, rules, lesson.reply_limit)
     levels = []
     for seed in seeds:
-        start, rows = env.reset(seed, SPLIT), ()
+        start = env.reset(seed, SPLIT)
+        rows: tuple[AnswerRow, ...] = ()
         if can_be_won(env, tag, rules, start, lesson.max_depth):
             player = solver(env, tag, rules, lesson.max_depth)
             played = demonstrate(env, tag, rules, prompt, start, player, noise_stream(seed, 0, 0))

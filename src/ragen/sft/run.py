@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ragen.agent.template import ChatTemplate
+from ragen.agent.chat_template import ChatTemplate
 from ragen.checkpoint.model_folder import write_model_folder
 from ragen.checkpoint.parts import part_of
 from ragen.checkpoint.save import CheckpointStore
@@ -79,6 +79,7 @@ def tune(config: Config) -> Tuned:
             is_interrupted = run.is_interrupted()
             if ending.status == "finished":
                 merged, best_step = _merge(tuner, source, output / MERGED), tuner.best.step
+                assert best_step is not None  # else there was nothing to merge
                 del tuner  # the merged model needs its memory
                 _validate(config, merged, best_step, run)
             return Tuned(run.finish(ending), is_interrupted)

@@ -11,16 +11,16 @@ its own sequence, in which earlier answers are only context.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ragen.agent.chat_template import ChatTemplate
 from ragen.agent.rules import AgentRules
-from ragen.agent.template import ChatTemplate
 from ragen.errors import ConfigError
-from ragen.sft.data import AnswerRow
+from ragen.sft.data import AnswerRow, Message
 from ragen.types import TokenSequence
 
 
 @dataclass(frozen=True)
 class Answers:
-    """A sequence to learn from. It has what the update code needs of a sample."""
+    """A sequence to learn from, as a `ragen.protocols.TrainingSample`."""
 
     sequence: TokenSequence
 
@@ -65,8 +65,8 @@ def _sees_all(rules: AgentRules) -> bool:
 
 def sequence_of(row: AnswerRow, chat: ChatTemplate, opening: str, learn_all: bool) -> TokenSequence:
     """The conversation up to and including the row's answer; with `learn_all` earlier answers are learned too."""
-    system, *messages = [*row["prompt"], {"role": "assistant", "content": row["response"]}]
-    users, replies = messages[0::2], messages[1::2]
+    messages: list[Message] = [*row["prompt"], {"role": "assistant", "content": row["response"]}]
+    system, users, replies = messages[0], messages[1::2], messages[2::2]
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
     for user, reply in zip(users, replies, strict=True):

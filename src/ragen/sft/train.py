@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ragen.agent.template import ChatTemplate
+from ragen.agent.chat_template import ChatTemplate
 from ragen.checkpoint.parts import Parts, part_of
 from ragen.config import derive
 from ragen.config.schema import Config, Optimizer

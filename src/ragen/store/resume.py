@@ -27,8 +27,8 @@ from ragen.config.schema import Config
 from ragen.errors import ConfigError
 from ragen.store import manifest as disk
 from ragen.store.free_name import numbered
-from ragen.store.identity import BUDGET, describe_difference, different_keys, stored_config
 from ragen.store.run_folder import Metrics, RunFolder
+from ragen.store.same_run import BUDGET, describe_difference, different_keys, stored_config
 
 STOPPED = "early_stopped/"
 NOT_HERE = "started elsewhere and has no checkpoint"

@@ -1,7 +1,7 @@
 """Gradient analysis within a run: which groups, under which targets, and the metrics that come of it.
 
     batch = training_batch(step, played, targets, learner, clock)     # the step's own groups, where those are analysed
-    metrics = analyse_step(step, batch, player, clock)                # {} at steps that are not
+    metrics = analyse_step(step, batch, rollouts, clock)                # {} at steps that are not
 
 What is differentiated are the terms of `update.actor_terms`, at the weights as they are; nothing is changed. The groups
 are those of the training step, or a batch of their own if `gradient_analysis_env_groups` and `_group_size` ask for
@@ -38,14 +38,16 @@ from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.diagnose.gradients import ALL, BUCKETINGS, Buckets, Loss, Measured, Sums, by_spread, sweep
 from ragen.distributed.workers import ALONE, Workers
+from ragen.model.decoder import TrainableModel
 from ragen.model.packing import Sample, pack, samples_of
 from ragen.model.scoring import micro_batches
 from ragen.prng import Coordinate
+from ragen.protocols import LanguageModel
 from ragen.rollout.collect import GroupRequest
 from ragen.run.clock import Clock
 from ragen.train.learner import Learner, TokenScores
 from ragen.train.levels import SPLIT
-from ragen.train.player import Player
+from ragen.train.rollouts import Rollouts
 from ragen.train.targets import Played, Selection, kept_scores, normalized
 from ragen.train.update import TASK, Targets, actor_terms, max_sampled, task_term, term_names
 from ragen.types import Group
@@ -99,15 +101,15 @@ def training_batch(step: int, played: Played, targets: Targets | None, learner: 
         return make_batch(played, learner, targets)
 
 
-def analyse_step(step: int, batch: Batch | None, player: Player, clock: Clock) -> dict[str, float]:
+def analyse_step(step: int, batch: Batch | None, rollouts: Rollouts, clock: Clock) -> dict[str, float]:
     """Where the gradient comes from, at the steps that are analysed. Nothing that trains is changed."""
-    config, learner, log = player.config, player.learner, player.log
+    config, learner, log = rollouts.config, rollouts.learner, rollouts.log
     if not derive.is_analysis_step(config, step):
         return {}
     with clock("gradient_analysis"):
         if batch is None:
-            groups = player.play(requests(config, step), draws(config, step), "analysis rollout")
-            batch = make_batch(player.select(groups), learner)
+            groups = rollouts.play(requests(config, step), draws(config, step), "analysis rollout")
+            batch = make_batch(rollouts.select(groups), learner)
         with log.phase("gradient analysis", total=num_samples(batch, learner.workers)):
             metrics, rows = analyse(batch, config, learner.model, learner.workers, learner.reference, log.advance)
     log.gradient_table(step, rows)
@@ -148,12 +150,14 @@ def _token_scores_of_all(played: Played, kept: Targets | None, learner: Learner,
     def joined(name: str) -> list[Tensor] | None:
         if any(getattr(part, name) is None for _, part in parts):
             return None
-        by_place = {}
+        by_place: dict[int, list[Tensor]] = {}
         for places, part in parts:
             by_place |= cut(getattr(part, name), places, sizes)
         return [tensor for place in range(len(groups)) for tensor in by_place[place]]
 
-    return TokenScores(*map(joined, TokenScores._fields))
+    old_log_probs = joined("old_log_probs")
+    assert old_log_probs is not None
+    return TokenScores(old_log_probs, joined("reference"), joined("values"))
 
 
 def cut(of_samples: Sequence[Tensor], places: Sequence[int], sizes: Sequence[int]) -> dict[int, list[Tensor]]:
@@ -180,9 +184,9 @@ def _order(batch: Batch) -> list[int]:
 def analyse(
     batch: Batch,
     config: Config,
-    model: Any,
+    model: TrainableModel,
     workers: Workers = ALONE,
-    reference: Any = None,
+    reference: LanguageModel | None = None,
     on_samples: Callable[[int], None] = lambda count: None,
 ) -> tuple[dict[str, float], list[BucketRow]]:
     """All metrics, the same for every worker, and which groups were in which bucket."""
@@ -215,10 +219,8 @@ def _targets_by_group(batch: Batch, sizes: Sequence[int]) -> dict[str, dict[int,
     ):
         if targets is not None:
             advantages, old = (cut(part, places, sizes) for part in (targets.advantages, targets.old_log_probs))
-            reference = None if targets.reference is None else cut(targets.reference, places, sizes)
-            found[prefix] = {
-                place: Targets(advantages[place], old[place], reference and reference[place]) for place in places
-            }
+            reference = {} if targets.reference is None else cut(targets.reference, places, sizes)
+            found[prefix] = {place: Targets(advantages[place], old[place], reference.get(place)) for place in places}
     return found
 
 
@@ -245,9 +247,9 @@ class _Passes:
         samples_G: Sequence[Sequence[Sample]],
         targets: Mapping[str, Mapping[int, Targets]],
         config: Config,
-        model: Any,
+        model: LanguageModel,
         workers: Workers,
-        reference: Any,
+        reference: LanguageModel | None,
         on_samples: Callable[[int], None],
     ):
         self.samples_G, self.targets, self.config, self.model = samples_G, targets, config, model

@@ -10,7 +10,7 @@ With an adapter (`lora.rank` above 0) the reference is the actor with its adapte
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,13 +18,14 @@ from torch import Tensor
 from ragen.algo.kl import KlController, kl_of_tokens, pay_kl
 from ragen.checkpoint.parts import Part, part_of
 from ragen.config import derive
-from ragen.config.schema import Config
+from ragen.config.schema import Config, CriticModel
 from ragen.distributed.workers import Workers
 from ragen.model.critic import Critic
 from ragen.model.load import LoadedModel, Source, find_model, load_model
 from ragen.model.lora import BaseModel, add_adapters
 from ragen.model.packing import Sample, samples_of
 from ragen.model.scoring import Scorer, by_sample
+from ragen.protocols import LanguageModel
 from ragen.run.clock import Clock
 from ragen.train.optimizer import MasterAdamW
 from ragen.train.targets import Scores, estimate, experience_of
@@ -60,7 +61,7 @@ class Learner:
         self.actor = self._load(sources["actor"], config.actor_rollout_ref.model)
         self.model = self.actor.model
         self.actor_optimizer = MasterAdamW(self.model.parameters(), config.actor_rollout_ref.actor.optim, total)
-        self.reference: Any = None
+        self.reference: LanguageModel | None = None
         if "reference" in sources:
             self.reference = self._load(sources["reference"]).model.requires_grad_(False)
         elif derive.reference_model(config).needed:
@@ -76,7 +77,7 @@ class Learner:
         control = config.algorithm.kl_ctrl
         self.kl_control = KlController(control.type, control.kl_coef, control.target_kl, control.horizon)
 
-    def _load(self, source: Source, settings: Any = None) -> LoadedModel:
+    def _load(self, source: Source, settings: CriticModel | None = None) -> LoadedModel:
         loaded = load_model(source, self.workers.device)
         if settings is not None:
             loaded.model.gradient_checkpointing = settings.enable_gradient_checkpointing and loaded.is_large

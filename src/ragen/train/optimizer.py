@@ -37,8 +37,9 @@ class MasterAdamW:
         self.settings, self.total_steps = settings, total_steps
         self.num_steps = 0  # training steps behind us
         self.num_updates = 0  # optimizer steps of this process
+        beta1, beta2 = settings.betas
         self.adamw = torch.optim.AdamW(
-            self.masters, lr=settings.lr, betas=tuple(settings.betas), weight_decay=settings.weight_decay
+            self.masters, lr=settings.lr, betas=(beta1, beta2), weight_decay=settings.weight_decay
         )
 
     @property
@@ -57,10 +58,12 @@ class MasterAdamW:
 
     def gradients(self) -> list[Tensor]:
         """What was collected, zeros where there is none: every worker has the same list."""
+        found = []
         for master in self.masters:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-        return [master.grad for master in self.masters]
+            found.append(master.grad)
+        return found
 
     def norm(self) -> float:
         """The norm of all gradients together."""

@@ -166,8 +166,10 @@ def estimate(
     advantages_T, metrics = shape_advantages(estimated, experience, shape_settings(config), kept_ratio)
     metrics |= _spread("critic/rewards", experience.returns_E) | _spread("critic/advantages", advantages_T)
     if estimated.returns_T is not None:
-        metrics |= _spread("critic/returns", estimated.returns_T) | _spread("critic/values", experience.values_T)
-        metrics["critic/vf_explained_var"] = explained_variance(experience.values_T, estimated.returns_T)
+        values_T = experience.values_T
+        assert values_T is not None
+        metrics |= _spread("critic/returns", estimated.returns_T) | _spread("critic/values", values_T)
+        metrics["critic/vf_explained_var"] = explained_variance(values_T, estimated.returns_T)
     return advantages_T, estimated.returns_T, metrics
 
 

@@ -10,6 +10,7 @@ groups, decisions and weights. With `trainer.gradient_analysis_only` a `Probe` r
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ragen.algo.kl import KlController
 from ragen.checkpoint.parts import Parts
 from ragen.config import derive
 from ragen.config.schema import Config
@@ -20,8 +21,7 @@ from ragen.run.clock import Clock
 from ragen.run.session import Ending, Run, Session, joined, session
 from ragen.train import analysis
 from ragen.train.learner import Learner, find_models
-from ragen.train.player import Player
-from ragen.train.probe import Probe
+from ragen.train.rollouts import Rollouts
 from ragen.train.targets import Played, kept_scores
 from ragen.train.update import Targets, Updated
 from ragen.types import Group
@@ -29,6 +29,8 @@ from ragen.types import Group
 
 def train(config: Config) -> Run:
     """Train to the end of the budget, to a rule that stops the run, or until interrupted."""
+    from ragen.train.gradient_probe import Probe
+
     with joined(config) as workers:
         sources = find_models(config)  # before the folder is claimed
         with session(config, workers) as run:
@@ -42,24 +44,24 @@ class Trainer:
         self.config, self.session, self.log = config, session, session.log
         self.num_steps = config.trainer.total_training_steps
         self.learner = Learner(config, sources, session.workers)
-        self.player = Player(config, self.learner, session)
+        self.rollouts = Rollouts(config, self.learner, session)
         self.stop = EarlyStop(StopRules.of(config))
 
     def fit(self) -> Ending:
         trainer = self.config.trainer
         if self.session.first_step == 1 and (trainer.val_before_train or trainer.val_only):
             clock = Clock()
-            self.session.log_step(0, self.player.validate(0, clock), clock)
+            self.session.log_step(0, self.rollouts.validate(0, clock), clock)
         return Ending("finished", 0) if trainer.val_only else self.session.steps(self)
 
     # --- one step -------------------------------------------------------------------------------------------------
 
     def step(self, step: int, clock: Clock) -> dict[str, float]:
-        played, metrics = self.player.play_step(step, clock)
+        played, metrics = self.rollouts.play_step(step, clock)
         if not self.stop.after_rollout(metrics, len(played.selection.kept)):
             metrics |= self._learn(step, played, clock)
         if self._is_due(step, self.config.trainer.test_freq):
-            metrics |= self.player.validate(step, clock)
+            metrics |= self.rollouts.validate(step, clock)
             self.stop.after_validation(metrics)
         self.learner.advance()
         return metrics | self.stop.metrics()
@@ -67,24 +69,23 @@ class Trainer:
     def _learn(self, step: int, played: Played, clock: Clock) -> dict[str, float]:
         """Update critic and actor; where the step is analysed, between the two."""
         samples = samples_of(played.selection.kept)
-        targets, metrics = self._make_targets(played, samples, clock)
+        targets, metrics = self._make_targets(played, samples, self.learner.kl_control, clock)
         batch = analysis.training_batch(step, played, targets, self.learner, clock)  # before the critic changes
         metrics |= self._update_critic(step, samples, targets, clock)
-        metrics |= analysis.analyse_step(step, batch, self.player, clock)
+        metrics |= analysis.analyse_step(step, batch, self.rollouts, clock)
         if not analysis.exits_after(self.config, step):
             metrics |= self._update_actor(step, samples, targets, clock)
         return metrics
 
     def _make_targets(
-        self, played: Played, samples: Sequence[Sample], clock: Clock
+        self, played: Played, samples: Sequence[Sample], control: KlController, clock: Clock
     ) -> tuple[Targets | None, dict[str, float]]:
         """What the updates aim at; None where the filter kept nothing."""
-        selection, learner = played.selection, self.learner
+        selection = played.selection
         if not selection.kept:
             return None, {}
-        scores, token_scores = kept_scores(played, self.config), learner.score(samples, clock)
-        ratio = selection.kept_ratio
-        return learner.make_targets(selection.kept, scores, token_scores, ratio, learner.kl_control, clock)
+        scores, token_scores = kept_scores(played, self.config), self.learner.score(samples, clock)
+        return self.learner.make_targets(selection.kept, scores, token_scores, selection.kept_ratio, control, clock)
 
     def _update_critic(
         self, step: int, samples: Sequence[Sample], targets: Targets | None, clock: Clock
@@ -112,7 +113,7 @@ class Trainer:
             return
         episodes = {samples[index].episode_index: samples[index].episode for index in updated.skipped}
         groups = [Group(one.tag, one.seed, one.split, one.group, (one,)) for one in episodes.values()]
-        self.log.episodes(step, f"nonfinite_{who}", groups, self.player.render)
+        self.log.episodes(step, f"nonfinite_{who}", groups, self.rollouts.render)
         self.log.note(
             f"step {step}: the {who}'s loss or gradient was not finite: the update is skipped, and its {len(groups)} "
             f"episodes are stored as nonfinite_{who}"
@@ -145,7 +146,7 @@ class Trainer:
             "early_stop": self.stop.state(),
             "kl_control": self.learner.kl_control.state(),
             "totals": self.session.totals.state(),
-            "collapse": self.player.collapse.state(),
+            "collapse": self.rollouts.collapse.state(),
         }
         return Parts(*self.learner.checkpoint_parts(), state)
 
@@ -154,4 +155,4 @@ class Trainer:
             self.stop.restore(state["early_stop"])
             self.learner.kl_control.restore(state["kl_control"])
             self.session.totals.restore(state["totals"])
-            self.player.collapse.restore(state.get("collapse", {}))  # older checkpoints have none
+            self.rollouts.collapse.restore(state.get("collapse", {}))  # older checkpoints have none

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,10 +40,11 @@ from ragen.algo.loss import (
 from ragen.config.schema import Config
 from ragen.distributed.workers import ALONE, Workers
 from ragen.model.critic import Critic
-from ragen.model.packing import PackedTokens, Sample, pack
+from ragen.model.packing import PackedTokens, pack
 from ragen.model.policy import Scored, score
 from ragen.model.scoring import micro_batches
 from ragen.prng import Coordinate, bits
+from ragen.protocols import LanguageModel, TrainingSample
 from ragen.train.optimizer import MasterAdamW
 
 GAP, SAMPLER_KL = "rollout/log_prob_diff_mean", "rollout/sampler_learner_kl"
@@ -71,13 +72,13 @@ class Updated:
 
 
 def update_actor(
-    model: Any,
+    model: LanguageModel,
     optimizer: MasterAdamW,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     targets: Targets,
     config: Config,
     workers: Workers = ALONE,
-    reference: Any = None,
+    reference: LanguageModel | None = None,
     step: int = 0,
     on_samples: Callable[[int], None] = lambda count: None,
 ) -> Updated:
@@ -123,7 +124,7 @@ def update_actor(
 def update_critic(
     critic: Critic,
     optimizer: MasterAdamW,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     targets: Targets,
     config: Config,
     workers: Workers = ALONE,
@@ -152,9 +153,9 @@ def update_critic(
 
 
 def imitate(
-    model: Any,
+    model: LanguageModel,
     optimizer: MasterAdamW,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     micro_size: int,
     grad_clip: float,
     workers: Workers = ALONE,
@@ -198,7 +199,12 @@ class ActorTerms(NamedTuple):
 
 
 def actor_terms(
-    model: Any, packed: PackedTokens, indices: Sequence[int], targets: Targets, config: Config, reference: Any = None
+    model: LanguageModel,
+    packed: PackedTokens,
+    indices: Sequence[int],
+    targets: Targets,
+    config: Config,
+    reference: LanguageModel | None = None,
 ) -> ActorTerms:
     """One forward pass, and the loss as named terms. Updates add them; gradient analysis differentiates each alone.
 
@@ -273,7 +279,7 @@ LossOf = Callable[[Sequence[int], PackedTokens, Tensor, Tensor], tuple[Tensor, d
 
 def _run(
     passes: Passes,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     optimizer: MasterAdamW,
     workers: Workers,
     loss_of: LossOf,
@@ -302,7 +308,7 @@ def _run(
 
 def _gradients(
     passes: Passes,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     mini: Sequence[int],
     optimizer: MasterAdamW,
     workers: Workers,

@@ -16,6 +16,7 @@ from ragen.config.schema import Config
 from ragen.distributed.workers import ALONE, Workers
 from ragen.engine.base import Engine, Sampling
 from ragen.env.solve import baselines, shortest_plan
+from ragen.prng import Coordinate
 from ragen.rollout.collect import GroupRequest, World, collect
 from ragen.rollout.summary import summarize
 from ragen.run.clock import Clock
@@ -66,7 +67,7 @@ class Validator:
         limit = self.config.data.val_batch_size or len(self.requests)
         groups: list[Group] = []
         for repetition in range(self.num_repetitions(sampling)):
-            draws = ("val", self.config.seed.val, *([repetition] if repetition else []))
+            draws: tuple[Coordinate, ...] = ("val", self.config.seed.val, *([repetition] if repetition else []))
             for start in range(0, len(self.requests), limit):
                 mine = self.workers.mine(self.requests[start : start + limit])
                 played = collect(engine, self.worlds, mine, sampling, draws, on_finished)
@@ -78,7 +79,7 @@ class Validator:
         return 1 if sampling.greedy else max(1, self.config.trainer.validation_steps)
 
     def _success(self, groups: Sequence[Group], name: str) -> dict[str, float]:
-        metrics = {}
+        metrics: dict[str, float] = {}
         for tag, episodes in _by_tag(groups).items():
             won = sum(episode.final.success for episode in episodes)
             low, high = _interval(episodes)
@@ -101,7 +102,7 @@ class Validator:
         return metrics
 
     def _baselines(self) -> dict[str, float]:
-        metrics = {}
+        metrics: dict[str, float] = {}
         for tag in dict.fromkeys(request.tag for request in self.requests):
             seeds = [request.seed for request in self.requests if request.tag == tag]
             reached = baselines(self.worlds[tag].env, seeds, SPLIT, derive.budget(self.config, tag))
@@ -146,6 +147,7 @@ def _interval(episodes: Sequence[Episode]) -> tuple[float, float]:
     if len(levels) == len(episodes):
         return wilson(sum(episode.final.success for episode in episodes), len(episodes))
     estimate = rate([fmean(level) for level in levels.values()])
+    assert estimate.low is not None and estimate.high is not None
     return estimate.low, estimate.high
 
 

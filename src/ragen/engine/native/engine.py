@@ -21,10 +21,9 @@ from torch import Tensor
 from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
 from ragen.engine.native.cache import Decode, Prefill, RowCache
 from ragen.engine.native.sampler import sample, signed, uniforms
+from ragen.engine.stop import StopTokens
 from ragen.protocols import SampledModel, Tokenizer
 
-ANSWER_END = "</answer>"
-TAIL_TOKENS = 12  # </answer> has 9 characters, so at most 9 tokens
 WORTH_SHARING = 16  # a shorter common prefix costs more calls than it saves
 
 
@@ -83,8 +82,7 @@ class NativeEngine:
     ):
         self.model, self.tokenizer, self.end_of_turn_id = model, tokenizer, end_of_turn_id
         self.max_rows, self.burst, self.max_prefill_tokens = max_rows, burst, max_prefill_tokens
-        self.can_end_answer = _tokens_with(tokenizer, ANSWER_END[-1])
-        self.cut_ids = {tokenizer.eos_token_id, tokenizer.pad_token_id} - {None, end_of_turn_id}
+        self.stop = StopTokens(tokenizer, end_of_turn_id)
 
     def run(
         self,
@@ -282,26 +280,12 @@ class EngineRun:
 
     def _read(self, row: Row, ids: list[int], log_probs: list[float]) -> str:
         """Append a burst's tokens up to the end of the reply; returns why it ended, or an empty string."""
-        engine = self.engine
         for id_, log_prob in zip(ids, log_probs, strict=True):
             row.reply.append(id_)
             row.log_probs.append(log_prob)
-            if id_ == engine.end_of_turn_id:
-                return "end_of_turn"
-            if self.sampling.stop_at_answer and id_ in engine.can_end_answer:
-                tail = engine.tokenizer.decode(row.reply[-TAIL_TOKENS:], skip_special_tokens=False)
-                if ANSWER_END in tail:
-                    return "answer"
-            if len(row.reply) == self.sampling.max_tokens or id_ in engine.cut_ids:
-                return "length"
+            if reason := self.engine.stop.reason(row.reply, self.sampling):
+                return reason
         return ""
-
-
-def _tokens_with(tokenizer: Tokenizer, character: str) -> frozenset[int]:
-    """The ids whose text contains this character: only they can complete a tag."""
-    ids = range(len(tokenizer))
-    texts = tokenizer.batch_decode([[id_] for id_ in ids])
-    return frozenset(id_ for id_, text in zip(ids, texts, strict=True) if character in text)
 
 
 def _common_prefix(sequences: Sequence[Sequence[int]]) -> int:

@@ -13,13 +13,12 @@ from itertools import count, islice
 from math import cos, pi
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import Qwen2Config
+from transformers import PreTrainedTokenizerFast, Qwen2Config
 
 from ragen.model.attention import Packed
 from ragen.model.decoder import Decoder, Shape, to_huggingface
@@ -57,7 +56,7 @@ def build(
     say(f"{output}: {num_parameters(decoder):,} parameters, {time.perf_counter() - started:.0f} s")
 
 
-def train(tokenizer: Any, steps: int, seed: int, say: Callable[[str], None], every: int) -> Decoder:
+def train(tokenizer: PreTrainedTokenizerFast, steps: int, seed: int, say: Callable[[str], None], every: int) -> Decoder:
     """The half-trained model. `steps` is also the length of the schedule."""
     decoder = blank(len(tokenizer), seed)
     matrices = [weight for weight in decoder.parameters() if weight.dim() == 2]
@@ -98,7 +97,7 @@ def reply_loss(decoder: Decoder, batch: list[TokenSequence]) -> Tensor:
     return F.cross_entropy(decoder.logits(hidden[rows - 1]), ids[rows])
 
 
-def batches(tokenizer: Any, seed: int) -> Iterator[list[TokenSequence]]:
+def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[list[TokenSequence]]:
     """Conversations of all tasks, each once, in batches of similar length."""
     random = Random(f"pocket/order/{seed}")
     streams = {name: demonstrations(tokenizer, task, count()) for name, task in TASKS.items()}
@@ -133,7 +132,7 @@ def _rate(step: int, steps: int) -> float:
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def save(decoder: Decoder, tokenizer: Any, output: Path) -> None:
+def save(decoder: Decoder, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
     """Write what `transformers` opens as a Qwen2 model: weights, config, tokenizer."""
     output.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.contiguous() for name, weight in to_huggingface(decoder).items()}
@@ -144,9 +143,9 @@ def save(decoder: Decoder, tokenizer: Any, output: Path) -> None:
     tokenizer.save_pretrained(output)
 
 
-def config(shape: Shape, tokenizer: Any) -> Qwen2Config:
+def config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
     """The shape as `transformers` describes it."""
-    return Qwen2Config(
+    return Qwen2Config(  # type: ignore[call-arg]  # head_dim is one of its **kwargs
         architectures=["Qwen2ForCausalLM"],
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,

@@ -18,9 +18,9 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
+from ragen.agent.chat_template import ChatTemplate
 from ragen.agent.prompt import STYLES
 from ragen.agent.rules import AgentRules
-from ragen.agent.template import ChatTemplate
 from ragen.agent.window import View, full
 from ragen.env.base import Action, Environment, State
 from ragen.env.registry import catalogue, make
@@ -156,7 +156,9 @@ def cross_the_lake(env: Environment, state: State, random: Random, manners: Mann
     names, size = env.action_names(state), state.lake.size
     manner = manners.draw(random)
     if manner == "skill":
-        actions = list(shortest_plan(env, state))
+        plan = shortest_plan(env, state)
+        assert plan is not None
+        actions = list(plan)
     elif manner == "habit":
         by_name = {name: action for action, name in names.items()}
         same_row = state.player // size == state.lake.goal // size

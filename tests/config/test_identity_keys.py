@@ -4,7 +4,7 @@ import pytest
 
 from ragen.config import v1
 from ragen.config.compose import resolve
-from ragen.config.identity import ALL, NOTHING, UNUSED, WHERE, changes_only, different_keys, identity_values
+from ragen.config.identity_keys import ALL, NOTHING, UNUSED, WHERE, changes_only, different_keys, identity_values
 from ragen.config.keys import FIELDS, no_effect
 from ragen.config.schema import BUDGET, MEMORY, Config
 from ragen.config.tree import leaves, to_dict

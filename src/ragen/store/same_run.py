@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ragen.config import derive, identity
+from ragen.config import derive, identity_keys
 from ragen.config.schema import Config
 from ragen.config.tree import leaves
 from ragen.errors import shown
@@ -39,7 +39,7 @@ def different_keys(config: Config, stored: Mapping[str, Any]) -> list[str]:
     output = str(here["sft.output_dir"])
     return [
         key
-        for key in identity.different_keys(here, stored, kind)
+        for key in identity_keys.different_keys(here, stored, kind)
         if key not in derive.MODELS or not _is_same_model(str(stored.get(key)), str(here.get(key)), output)
     ]
 

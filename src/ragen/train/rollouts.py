@@ -1,8 +1,8 @@
 """Playing: the groups of a training step, filtered and described, and validation, with the actor's own weights.
 
-player = Player(config, learner, session)
-played = player.play_step(step, clock)         # groups, scores, which were kept, metrics
-metrics = player.validate(step, clock)
+rollouts = Rollouts(config, learner, session)
+played = rollouts.play_step(step, clock)         # groups, scores, which were kept, metrics
+metrics = rollouts.validate(step, clock)
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from ragen.agent.template import ChatTemplate
+from ragen.agent.chat_template import ChatTemplate
 from ragen.config.schema import Config
 from ragen.diagnose.collapse import CollapseWatch
 from ragen.engine.base import Engine, Sampling
@@ -28,7 +28,7 @@ from ragen.train.validation import Validator
 from ragen.types import Group
 
 
-class Player:
+class Rollouts:
     def __init__(self, config: Config, learner: Learner, session: Session):
         self.config, self.learner, self.workers, self.log = config, learner, session.workers, session.log
         chat = ChatTemplate(learner.actor.tokenizer)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragen.agent.template import ChatTemplate, TemplateError
+from ragen.agent.chat_template import ChatTemplate, TemplateError
 
 GOOD = ["smollm2", "qwen2_5", "llama3"]
 PIECES = ["digits", "letters"]
