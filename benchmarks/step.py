@@ -52,9 +52,9 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from ragen.agent.template import ChatTemplate  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from ragen.agent.chat_template import ChatTemplate  # noqa: E402
 from ragen.agent.episode import EpisodeState, TurnResult  # noqa: E402
 from ragen.agent.parse import parse_reply  # noqa: E402
 from ragen.coerce import ConfigError  # noqa: E402
