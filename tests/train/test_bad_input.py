@@ -194,7 +194,7 @@ def test_a_full_disk_loses_only_the_checkpoint_that_did_not_fit(run, nursery, tr
     ended = run.go_on(max_file_size=1_000_000)  # metrics fit, weights do not
     assert_refused(
         ended, 1, "the checkpoint of step 3 was not written (File too large)", f"{run.folder}/global_step_2 is whole",
-        "the same command goes on from there",
+        "run the same command to resume from it",
     )  # fmt: skip
     assert files(run.folder / "global_step_2") == whole
     assert not [path for path in run.folder.iterdir() if path.name.endswith(".part")]
