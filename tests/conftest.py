@@ -11,8 +11,25 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import pytest
 from hypothesis import settings
 
 # No deadline: a slow machine is not a bug. Derandomized: a red test is red again on the next run.
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """Commands in processes that start at once: see support/nursery.py."""
+    from nursery import Nursery
+
+    with Nursery() as started:
+        yield started
+
+
+@pytest.fixture
+def folder(tmp_path):
+    from ragen.store.run_folder import RunFolder
+
+    return RunFolder(tmp_path / "run")

@@ -249,7 +249,7 @@ def test_a_second_process_waits_and_then_finds_the_stamp(checkout, capsys):
         make_environment(checkout.venv)
         checkout.module.write_stamp("base")
         assert second.poll() is None
-    output, rest = second.communicate(timeout=30)
+    output, rest = second.communicate(timeout=120)
     assert (second.returncode, output, rest) == (0, f"{checkout.venv}/bin/python\n", "")
 
 
@@ -468,7 +468,7 @@ def test_an_interrupted_bootstrap_lets_its_child_tidy_up(checkout):
         parent = subprocess.Popen([sys.executable, "-c", program], cwd=checkout.root, stderr=subprocess.PIPE, text=True)
         assert parent.stderr.readline() == "  up\n"
         parent.send_signal(number)
-        parent.communicate(timeout=30)
+        parent.communicate(timeout=120)
         assert parent.returncode == status
         (checkout.root / "tidy").unlink()
 

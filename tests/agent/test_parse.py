@@ -1,7 +1,6 @@
 """Reading replies: worked cases, and no text at all that upsets it."""
 
 import re
-import time
 
 import pytest
 from hypothesis import given
@@ -98,8 +97,6 @@ def test_any_text_is_read_as_one_regular_expression_reads_it(text, think, action
 
 
 def test_a_collapsed_reply_takes_no_time():
-    # 200,000 opening tags: seconds for the obvious regular expression, whose time grows with the square.
-    started = time.perf_counter()
-    assert not parse_reply("<think>" * 200_000, True, "||", 2).well_formed
-    assert not parse_reply("<think></think>" * 100_000 + "<answer>", True, "||", 2).well_formed
-    assert time.perf_counter() - started < 2.0
+    # Three million opening tags: an hour for the obvious regular expression, whose time grows with the square.
+    assert not parse_reply("<think>" * 3_000_000, True, "||", 2).well_formed
+    assert not parse_reply("<think></think>" * 3_000_000 + "<answer>", True, "||", 2).well_formed

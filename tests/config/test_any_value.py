@@ -2,6 +2,7 @@
 
 import contextlib
 from functools import cache
+from itertools import cycle
 
 import pytest
 
@@ -23,20 +24,29 @@ def _recipes_composed_once(monkeypatch):
     monkeypatch.setattr(compose.TracedTree, "origins", lambda self: {})
 
 
-def try_values(key: str, *start: str) -> None:
-    for value in VALUES:
+def try_values(key: str, values: tuple[str, ...], *start: str) -> None:
+    for value in values:
         with contextlib.suppress(ConfigError):
             compose.resolve([*start, f"{key}={value}"], environ={})
 
 
-@pytest.mark.parametrize("key", [*v1.KEYS, "env.name", "env.env_kwargs.dim_x", "env.env_kwargs.none"])
-def test_any_value_of_the_v1_command_line(key):
-    try_values(key, "sokoban")
+def cases(keys: list[str]) -> list:
+    """For each key two of the values, which take turns; all of them in the slow tests."""
+    pairs = cycle(zip(VALUES[::2], VALUES[1::2], strict=True))
+    quick = [pytest.param(key, next(pairs), id=key) for key in keys]
+    return quick + [pytest.param(key, VALUES, id=f"{key}-all", marks=pytest.mark.slow) for key in keys]
 
 
-@pytest.mark.parametrize("key", [*(key for key in FIELDS if key not in v1.KEYS), *TAG_KEYS, *GROUPS])
-def test_any_value_of_the_tree(key):
-    try_values(key)
+@pytest.mark.parametrize(
+    ("key", "values"), cases([*v1.KEYS, "env.name", "env.env_kwargs.dim_x", "env.env_kwargs.none"])
+)
+def test_any_value_of_the_v1_command_line(key, values):
+    try_values(key, values, "sokoban")
+
+
+@pytest.mark.parametrize(("key", "values"), cases([*(key for key in FIELDS if key not in v1.KEYS), *TAG_KEYS, *GROUPS]))
+def test_any_value_of_the_tree(key, values):
+    try_values(key, values)
 
 
 @pytest.mark.parametrize("key", [key for key in v1.KEYS if v1.KEYS[key].no_effect])

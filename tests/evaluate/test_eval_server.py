@@ -565,10 +565,12 @@ def test_repetitions_count_and_what_reached_no_server_does_not():
 
 
 def test_a_request_that_is_not_answered_in_time_counts():
-    with scripted_server(lambda body: (time.sleep(0.3), (200, reply("x")))[1]) as server:
-        client = Client(server.base, patience_s=0.0, timeout_s=0.05)
+    may_end = threading.Event()
+    with scripted_server(lambda body: (may_end.wait(60), (200, reply("x")))[1]) as server:
+        client = Client(server.base, patience_s=0.0, timeout_s=0.5)
         with pytest.raises(ServerGone, match="timed out"):
             post(client)
+        may_end.set()
     assert client.budget.num_requests == 1
 
 
@@ -612,10 +614,8 @@ def say_nothing(send):
 def test_the_timeout_covers_a_whole_request(answer):
     with raw_server(answer) as base:
         client = Client(base, patience_s=0.0, timeout_s=0.2)
-        start = time.monotonic()
         with pytest.raises(ServerGone, match="timed out"):
             post(client)
-    assert time.monotonic() - start < 1.5
 
 
 def test_a_fast_stream_of_continues_ends_too():
@@ -744,20 +744,19 @@ def test_no_more_requests_at_a_time_than_allowed():
 
 def test_an_error_ends_the_requests_that_are_under_way():
     """The second answer is a wrong key, while the first one does not come."""
-    is_waiting, may_end = threading.Event(), threading.Event()
+    is_waiting, may_end, was_released = threading.Event(), threading.Event(), []
 
     def answer(body):
         if not is_waiting.is_set():
             is_waiting.set()
-            may_end.wait(30)
+            was_released.append(may_end.wait(60))
         return 401, {"error": {"message": "bad key"}}
 
-    start = time.monotonic()
     with scripted_server(answer) as server:
         with pytest.raises(ConfigError, match="refuses the key"):
             engine_for(server, concurrency=2).run([Talk(), Talk(), Talk()], SAMPLING)
+        assert not was_released
         may_end.set()
-    assert time.monotonic() - start < 10
 
 
 def test_ctrl_c_ends_what_is_under_way():
@@ -778,7 +777,7 @@ def test_ctrl_c_ends_what_is_under_way():
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         run_async(work())
-    assert was_cancelled.wait(10)
+    assert was_cancelled.wait(60)
 
 
 def test_refusals_carry_their_status():

@@ -1,6 +1,5 @@
 """Small plans of runs that are no training, and a cluster that is no Ray. Imported by the tests of this folder."""
 
-import os
 import sys
 import time
 from contextlib import contextmanager
@@ -124,10 +123,10 @@ def wait_for(condition, what):
 
 def is_alive(pid):
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):  # before the file is opened, and between that and reading it
         return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return state != "Z"
 
 
 def summary():

@@ -57,6 +57,7 @@ def test_a_sweep_from_the_script_to_the_report(start, tmp_path):
     assert [path.suffix for path in written] == [".html", ".md"] and all(path.is_file() for path in written)
 
 
+@pytest.mark.slow
 def test_model_scaling_is_evaluated_when_its_runs_have_ended(start, tmp_path):
     tiny = ("es_manager.train.env_groups=2", "es_manager.train.group_size=2", "es_manager.val.env_groups=2")
     tiny += ("ppo_mini_batch_size=4", "trainer.logger=[console]")

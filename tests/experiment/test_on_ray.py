@@ -58,6 +58,7 @@ sys.exit(scheduler.run(make_plan("abc", options), python(code)))
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_everything_and_resume_goes_on(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SOURCE, str(Path(__file__).parent)]))
     with subprocess.Popen([sys.executable, "-c", SWEEP], start_new_session=True) as sweep:
@@ -126,6 +127,7 @@ def training_cell(name, *words):
     return make_cell(name, start=("two_armed_bandit",), overrides=given)
 
 
+@pytest.mark.slow
 def test_training_runs_succeed_fail_stop_early_and_are_killed_and_resumed(cluster, capfd):
     node = _add_node(cluster)
     no_group = ("metric=length", "selection_eps=100000", "empty_stop_steps=1")
@@ -185,6 +187,7 @@ def first_tries(names):
     return [int(file.read_text()) for file in files]
 
 
+@pytest.mark.slow
 def test_a_run_on_a_node_that_is_lost_runs_elsewhere(cluster, capfd):
     node = _add_node(cluster)
 
@@ -201,6 +204,7 @@ def test_a_run_on_a_node_that_is_lost_runs_elsewhere(cluster, capfd):
     assert [status_of(line) for line in result_lines()] == ["success", "success"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_watcher_is_killed_begins_again_and_its_first_try_is_gone(cluster, capfd, monkeypatch):
     monkeypatch.setattr(scheduler, "NODE_PATIENCE", 1.0)
     raylet = cluster.head_node.all_processes["raylet"][0].process.pid

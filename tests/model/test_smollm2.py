@@ -62,18 +62,18 @@ def test_the_second_waits_for_the_first(cache, monkeypatch):
     def middle():
         made.append(1)
         begun.set()
-        assert go.wait(30)
+        assert go.wait(120)
 
     monkeypatch.setattr(smollm2, "write", writes("new", middle))
     monkeypatch.setattr(smollm2, "print", lambda *words, **where: waiting.set(), raising=False)
     threads = [threading.Thread(target=lambda: found.append(smollm2.converted(PACKAGE, "small.gguf"))) for _ in "12"]
     threads[0].start()
-    assert begun.wait(30)
+    assert begun.wait(120)
     threads[1].start()
-    assert waiting.wait(30) and not cache.exists() and not found
+    assert waiting.wait(120) and not cache.exists() and not found
     go.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert found == [cache, cache] and made == [1] and held(cache) == WHOLE
 
 

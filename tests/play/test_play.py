@@ -166,9 +166,9 @@ def play_in_terminal(*typed: str, rows: int, columns: int) -> list[str]:
     with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as game:
         os.close(theirs)
         text = _read_until(ours, "q quit")
-        for key in typed:
+        for num_left, key in reversed([*enumerate(reversed(typed))]):
             os.write(ours, key.encode())
-            text += _read_until(ours, "\x1b[?1049l" if key == "q" else "quit", "back")
+            text += _read_until(ours, *(("quit", "back") if num_left else ("\x1b[?1049l",)))
     assert game.returncode == 0
     text = re.sub(r"\x1b\[[\d;]*m", "", text.replace("\r", ""))
     return text.replace("\x1b[H", "").replace("\x1b[?25h", "").split("\x1b[2J")

@@ -6,12 +6,6 @@ import pytest
 from made_up_runs import make_groups, validation_metrics
 
 from ragen.config.schema import Config
-from ragen.store.run_folder import RunFolder
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return RunFolder(tmp_path / "run")
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def port_of(server):
 
 def raw(server, request):
     """The whole answer to these bytes, on a connection of their own."""
-    with socket.create_connection(("127.0.0.1", port_of(server)), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port_of(server)), timeout=60) as connection:
         connection.sendall(request)
         return connection.makefile("rb").read().decode()
 

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 import torch
-from test_resume import make_checkpoint, make_run
+from made_up_runs import make_checkpoint, make_run
 from tiny import ACTOR, ROLLOUT, TINY
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -597,7 +597,7 @@ def test_a_probe_begins_at_the_step_of_its_checkpoint(tmp_path):
     path = make_checkpoint(tmp_path / "run", 51, ["model"], tracked=False)
     decision = decide(probing(tmp_path / "probe", path))
     assert (decision.folder.path, decision.checkpoint, decision.first_step) == (tmp_path / "probe", path, 51)
-    assert "analyses step 51" in decision.reason and "optimizer" not in decision.reason
+    assert "analyses step 51 of" in decision.reason and "optimizer" not in decision.reason
     assert decide(probing(tmp_path / "run", path)).folder.path == tmp_path / "run-2"  # never in that of its checkpoint
 
 

@@ -4,6 +4,7 @@ Bit for bit, on a CPU: weights, optimizer, metrics, episodes. The moments are dr
 run and within each phase, so that rollouts, updates and saves are all hit.
 """
 
+import functools
 import json
 import random
 import re
@@ -43,6 +44,7 @@ PPO = [
     "algorithm.kl_ctrl.horizon=100",
 ]
 PHASES = ("rollout", "update", "checkpoint")
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 CHANGES = ("timing_", "perf/")  # what may differ: the clock
 
 
@@ -141,7 +143,7 @@ def assert_same(folder, unbroken):
 # --- the tests ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("save_freq", "num_kills"), [(1, 18), (2, 12)])
+@pytest.mark.parametrize(("save_freq", "num_kills"), [(1, 4), slow(1, 18), slow(2, 12)])
 def test_grpo_survives(nursery, tmp_path, save_freq, num_kills):
     words = [*COMMON, *GRPO, f"trainer.save_freq={save_freq}"]
     unbroken, seconds = unbroken_run(nursery, tmp_path / "unbroken", words)
@@ -150,19 +152,21 @@ def test_grpo_survives(nursery, tmp_path, save_freq, num_kills):
         assert checkpoint_of(folder) == checkpoint_of(unbroken)
 
 
-def test_ppo_with_its_critic_and_its_kl_control_survives(nursery, tmp_path):
+@pytest.mark.parametrize("num_kills", [3, slow(6)])
+def test_ppo_with_its_critic_and_its_kl_control_survives(nursery, tmp_path, num_kills):
     words = [*COMMON, *PPO]
     unbroken, _ = unbroken_run(nursery, tmp_path / "unbroken", words)
     coefficients = [row.get("actor/reward_kl_penalty_coeff") for row in recorded(unbroken)]
     assert len(set(coefficients[1:])) == 3  # there is something to restore
-    for folder in kill_and_go_on(nursery, tmp_path, words, 6, ("update", "critic", "checkpoint"), seed=3):
+    for folder in kill_and_go_on(nursery, tmp_path, words, num_kills, ("update", "critic", "checkpoint"), seed=3):
         assert_same(folder, unbroken)
         assert checkpoint_of(folder) == checkpoint_of(unbroken)
 
 
-def test_a_run_that_saves_nothing_begins_again(nursery, tmp_path):
+@pytest.mark.parametrize("num_kills", [2, slow(5)])
+def test_a_run_that_saves_nothing_begins_again(nursery, tmp_path, num_kills):
     words = [*COMMON, *GRPO, "trainer.save_freq=-1", "trainer.total_training_steps=4"]
     unbroken, _ = unbroken_run(nursery, tmp_path / "unbroken", words)
-    for folder in kill_and_go_on(nursery, tmp_path, words, 5, ("rollout", "update"), seed=4):
+    for folder in kill_and_go_on(nursery, tmp_path, words, num_kills, ("rollout", "update"), seed=4):
         assert_same(folder, unbroken)
         assert not [*folder.glob("global_step_*"), *folder.glob("latest*")]

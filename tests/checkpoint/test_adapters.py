@@ -192,8 +192,8 @@ def test_a_resumed_run_ends_bit_equal(finished, tmp_path):
         (["lora.rank=4"], r"actor has lora\.rank=8, but this run has lora\.rank=4: set it as it was"),
         (
             ["lora.alpha=8", "lora.target_modules='.*[qv]_proj'"],
-            r"lora\.alpha=16 lora\.target_modules=\[down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj\], but "
-            r"this run has lora\.alpha=8 lora\.target_modules=\[q_proj,v_proj\]: set it as it was",
+            r"lora\.alpha=16 lora\.target_modules=\[down_proj,gate_proj,k_proj,o_proj,q_proj,up_proj,v_proj\], "
+            r"but this run has lora\.alpha=8 lora\.target_modules=\[q_proj,v_proj\]: set it as it was",
         ),
         (["critic.model.lora_alpha=8"], r"critic has critic\.model\.lora_alpha=16, but this run has .*=8: set it as"),
         (
@@ -367,7 +367,7 @@ def test_an_adapter_of_a_quantised_file_is_merged_into_what_was_made_of_it(tmp_p
     """SmolLM2's package holds no config.json: the folder in the cache does."""
     pocket = find_model("pocket")
     monkeypatch.setattr(smollm2, "find", lambda: (tmp_path / "package", "small.gguf"))
-    monkeypatch.setattr(smollm2, "converted", lambda package, file: pocket.folder)
+    monkeypatch.setattr(smollm2, "converted", lambda folder, file: pocket.folder)
     trained = load_model(find_model("smollm2"), "cpu")
     add_adapters(trained.model, 2, 4)
     with torch.no_grad():
@@ -397,9 +397,7 @@ def test_what_cannot_be_merged(finished, tmp_path):
 
 
 def test_nothing_is_written_into_a_checkpoint(finished):
-    with pytest.raises(
-        ConfigError, match=r"critic/new is inside the checkpoint .*global_step_2: choose a directory outside"
-    ):
+    with pytest.raises(ConfigError, match=r"critic/new is inside the checkpoint .*global_step_2: .* --output"):
         plan(finished.checkpoint, finished.checkpoint / "critic/new")
 
 
@@ -442,7 +440,7 @@ def test_another_base_can_be_named(checkout, tmp_path, capsys, monkeypatch):
     assert "--base MODEL" in told and "Repo id" not in told and "pocket" not in told
     for name in ("pocket-blank", str(base)):
         assert main(["merge", str(checkpoint), "--base", name, "--dry-run"]) == 0
-        assert ("not the weights that the adapter was" in capsys.readouterr().out) is (name == "pocket-blank")
+        assert ("(not the weights that the adapter was" in capsys.readouterr().out) is (name == "pocket-blank")
     assert main(["merge", str(checkpoint), "--base", "~/elsewhere", "--output", "~/merged"]) == 0
     assert (tmp_path / "merged/config.json").exists() and str(tmp_path / "merged") in capsys.readouterr().out
 

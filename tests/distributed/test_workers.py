@@ -89,6 +89,7 @@ def assert_equal_runs(one, two):
         assert max(float((weights[name] - begun[name]).abs().max()) for name in weights) > 5e-5  # there was learning
 
 
+@pytest.mark.slow
 def test_two_equal_one_grpo_and_a_rule_ends_both(nursery, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     alone = nursery.run(*WORDS, *STOPPED, f"trainer.default_local_dir={one}")

@@ -4,15 +4,15 @@ import dataclasses
 import os
 import subprocess
 import sys
-import zlib
 
 import pytest
 import yaml
+from made_up_runs import make_checkpoint, make_run
 
 from ragen.config.compose import resolve
 from ragen.errors import ConfigError
 from ragen.store import manifest
-from ragen.store.manifest import Damaged, FileSum, Manifest, NotACheckpoint
+from ragen.store.manifest import Damaged, Manifest, NotACheckpoint
 from ragen.store.resume import claimed, decide
 from ragen.store.run_folder import FolderInUse, RunFolder
 
@@ -39,32 +39,6 @@ def changed(config, **values):
         inner = changed(getattr(config, name), **{rest: value}) if rest else value
         config = dataclasses.replace(config, **{name: inner})
     return config
-
-
-def make_run(path, config, steps=(), checkpoints=(), contents=("model", "optimizer"), finished=None):
-    """A run folder with the traces that a run leaves."""
-    folder = RunFolder(path)
-    folder.write_config(config)
-    for step in steps:
-        folder.append_metrics(step, {"actor/entropy": step / 8})
-        folder.write_episodes(step, "train", [])
-    for step in checkpoints:
-        make_checkpoint(folder.path, step, contents)
-    if finished:
-        folder.write_finished(finished, steps[-1], "empty_filtered_steps" if finished == "early_stopped" else None)
-    return folder
-
-
-def make_checkpoint(folder, step, contents=("model", "optimizer"), tracked=True):
-    path = folder / f"global_step_{step}"
-    (path / "actor").mkdir(parents=True)
-    (path / "actor" / "model.safetensors").write_bytes(b"weights")
-    files = {"actor/model.safetensors": FileSum(7, zlib.crc32(b"weights"))}
-    has_state = "optimizer" in contents
-    manifest.write_manifest(path, Manifest(step, {"actor": list(contents)}, has_state, not tracked, tracked, files))
-    if tracked:
-        manifest.write_tracker(folder, step)
-    return path
 
 
 def traces(folder):

@@ -229,23 +229,28 @@ ELSEWHERE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import test_checkpoint
-test_checkpoint.elsewhere(sys.argv[2])
+test_checkpoint.elsewhere(sys.argv[2], int(sys.argv[3]))
 """
 
 
-@pytest.fixture(scope="module")
-def other_process(tmp_path_factory):
-    """A process of its own goes on with saved runs, then kills its children while they save. What came of each job."""
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(7, id="each seventh call"), pytest.param(1, marks=pytest.mark.slow, id="each call")],
+)
+def other_process(tmp_path_factory, request):
+    """Another process resumes saved runs, then kills its children while they save. The outcome of each job."""
     folder = tmp_path_factory.mktemp("elsewhere")
     for dtype in DTYPES_OF_RUNS:
         parts = make_parts(getattr(torch, dtype), step=3)
         train(parts, 3)
         CheckpointStore(folder / dtype).save(3, parts)
-    subprocess.run([sys.executable, "-c", ELSEWHERE, os.path.dirname(__file__), str(folder)], check=True)
+    subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, os.path.dirname(__file__), str(folder), str(request.param)], check=True
+    )
     return folder, json.loads((folder / "outcome.json").read_text())
 
 
-def elsewhere(folder):
+def elsewhere(folder, every):
     torch.set_num_threads(1)
     for dtype in DTYPES_OF_RUNS:
         store, parts = CheckpointStore(f"{folder}/{dtype}"), make_parts(getattr(torch, dtype), seed=50)
@@ -255,7 +260,7 @@ def elsewhere(folder):
     outcome = {}
     for step, critic in ((3, True), (2, False)):
         with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else folder) as place:
-            outcome[step] = kill_everywhere(Path(place), step, critic)
+            outcome[step] = kill_everywhere(Path(place), step, critic, every)
     Path(folder, "outcome.json").write_text(json.dumps(outcome))
 
 
@@ -545,7 +550,7 @@ def test_no_checkpoints(tmp_path):
     (tmp_path / ".global_step_3.part").mkdir()
     (tmp_path / "global_step_x").mkdir()
     (tmp_path / "global_step_4").write_text("a file")
-    assert CheckpointStore(tmp_path).latest() is None
+    assert manifest.latest(tmp_path) is None
 
 
 def test_the_tracker_is_asked_first(three):
@@ -607,7 +612,7 @@ def test_damage_is_named_and_nothing_is_changed(three, file, how):
     before = everything(parts)
     with pytest.raises(Damaged) as caught:
         restore(path, parts)
-    words = {"missing": "is missing", "a folder": "is missing", "altered": "another content"}
+    words = {"missing": "is missing", "a folder": "is missing", "altered": "has changed"}
     assert file in str(caught.value) and words.get(how, "bytes, not") in str(caught.value)
     assert f"{three.folder / 'global_step_9'} is whole" in str(caught.value)
     assert "resume_from_path" in str(caught.value) and "trainer.resume_mode=disable" in str(caught.value)
@@ -652,7 +657,7 @@ def whole_checkpoint(tmp_path_factory):
 def test_the_only_one_is_damaged(store):
     path = store.save(1, make_parts())
     (path / "actor" / "model.safetensors").unlink()
-    with pytest.raises(Damaged, match="Copy it back from where it is whole, or start anew beside it"):
+    with pytest.raises(Damaged, match=r"Copy it again .* or start in another directory: trainer\.resume_mode=disable"):
         restore(path, make_parts())
 
 
@@ -661,7 +666,7 @@ def test_what_is_no_checkpoint_is_told_apart(store):
     foreign = store.folder / "global_step_7"
     foreign.mkdir()
     (foreign / "model_world_size_1_rank_0.pt").write_bytes(b"")
-    with pytest.raises(NotACheckpoint, match=r"is no checkpoint of ragen: it has no manifest\.json"):
+    with pytest.raises(NotACheckpoint, match=r"is not a checkpoint of ragen \(no manifest\.json\)"):
         restore(foreign, make_parts())
     with pytest.raises(NotACheckpoint, match=r"global_step_8 is not a directory\. .*global_step_1 is whole"):
         restore(store.folder / "global_step_8", make_parts())
@@ -760,7 +765,7 @@ def test_a_disk_that_is_too_small_is_not_even_begun(saved, monkeypatch):
     num_actor = sum(parameter.numel() for parameter in make_part().model.parameters())
     assert f"it needs {(2 * num_actor + 17) * 4 / 1e3:.1f} kB, and 12.3 kB are free" in message
     assert "the checkpoint of step 2 was not written (No space left on device)" in message
-    assert f"{store.folder / 'global_step_1'} is whole: the same command goes on from there" in message
+    assert f"{store.folder / 'global_step_1'} is whole: run the same command to resume from it" in message
     assert contents_of(store.folder) == before
 
 
@@ -789,7 +794,8 @@ def test_a_write_that_the_system_refuses(saved, limit, config):
 
 
 @pytest.mark.parametrize(
-    ("number", "advice"), [(errno.EROFS, "make the file system writable"), (errno.EACCES, "make the folder writable")]
+    ("number", "advice"),
+    [(errno.EROFS, "make the file system writable"), (errno.EACCES, "make the directory writable")],
 )
 def test_a_folder_that_cannot_be_written(saved, monkeypatch, number, advice):
     store, before = saved
@@ -835,7 +841,7 @@ def test_a_failure_at_any_call_loses_nothing(saved, monkeypatch, step):
         assert not list(store.folder.glob(".global_step_2.part")) and not list(store.folder.glob(".latest*"))
         if step == 2 and (store.folder / TRACKER).read_text() == "1\n":
             assert contents_of(store.folder).items() >= before.items()
-    assert len(messages) > 15 and all("is whole: the same command goes on" in message for message in messages)
+    assert len(messages) > 15 and all("is whole: run the same command to resume" in message for message in messages)
     assert contents_of(store.folder).keys() == {name.replace("global_step_1", f"global_step_{step}") for name in before}
 
 
@@ -892,8 +898,8 @@ def test_killed_anywhere_the_latest_is_whole(other_process, step):
     assert outcome[step]["num_places"] > 60 and outcome[step]["found"] == ["new", "old"]
 
 
-def kill_everywhere(folder, step, critic):
-    """Save over checkpoints of steps 1 and 2, in processes that die at each of their calls to the system in turn."""
+def kill_everywhere(folder, step, critic, every):
+    """Save over checkpoints of steps 1 and 2, in processes that die at every n-th of their system calls in turn."""
     os.fsync = lambda descriptor: sys.audit("ragen.fsync")  # a dead process loses nothing that a living disk has
     start, work = folder / "start", folder / "work"
     old, new = (make_parts(seed=seed, critic=critic) for seed in (2, 7))
@@ -904,7 +910,7 @@ def kill_everywhere(folder, step, critic):
     outcomes, troubles = set(), []
     while status == KILLED:
         shutil.copytree(start, work)
-        place += 1
+        place += every
         status = save_in_child(store, step, new, place)
         found = manifest.check(manifest.latest(store.folder), every_byte=True)
         which = "old" if found.files["actor/model.safetensors"] == old_weights else "new"

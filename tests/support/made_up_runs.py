@@ -1,5 +1,10 @@
-"""Hand-written episodes and metrics. Imported by the tests of this folder."""
+"""Hand-written episodes, metrics, checkpoints and run folders."""
 
+import zlib
+
+from ragen.store import manifest
+from ragen.store.manifest import FileSum, Manifest
+from ragen.store.run_folder import RunFolder
 from ragen.types import Episode, EpisodeState, Group, Turn, TurnResult
 
 BOARD = "Player: (1, 1)\nGrid Map:\n####\n#PX#\n##O#\n####"
@@ -39,3 +44,29 @@ def validation_metrics(success, low=None, high=None, tag="CoordSokoban", **other
     prefix = f"val-env/{tag}/"
     named = {"success": success, "success_low": low, "success_high": high, **others}
     return {prefix + name: value for name, value in named.items() if value is not None}
+
+
+def make_run(path, config, steps=(), checkpoints=(), contents=("model", "optimizer"), finished=None):
+    """A run folder with the traces that a run leaves."""
+    folder = RunFolder(path)
+    folder.write_config(config)
+    for step in steps:
+        folder.append_metrics(step, {"actor/entropy": step / 8})
+        folder.write_episodes(step, "train", [])
+    for step in checkpoints:
+        make_checkpoint(folder.path, step, contents)
+    if finished:
+        folder.write_finished(finished, steps[-1], "empty_filtered_steps" if finished == "early_stopped" else None)
+    return folder
+
+
+def make_checkpoint(folder, step, contents=("model", "optimizer"), tracked=True):
+    path = folder / f"global_step_{step}"
+    (path / "actor").mkdir(parents=True)
+    (path / "actor" / "model.safetensors").write_bytes(b"weights")
+    files = {"actor/model.safetensors": FileSum(7, zlib.crc32(b"weights"))}
+    has_state = "optimizer" in contents
+    manifest.write_manifest(path, Manifest(step, {"actor": list(contents)}, has_state, not tracked, tracked, files))
+    if tracked:
+        manifest.write_tracker(folder, step)
+    return path

@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import replace
 
+import made_up_runs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -230,7 +231,7 @@ def test_kill_9_leaves_readable_files_and_no_owner(folder):
     draw = random.Random(0)
     last = 0
     for _ in range(8):
-        command = [sys.executable, "-c", WRITER, str(folder.path), os.path.dirname(__file__)]
+        command = [sys.executable, "-c", WRITER, str(folder.path), os.path.dirname(made_up_runs.__file__)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout.readline() == "ready\n"
