@@ -318,7 +318,7 @@ def test_models_and_health(server):
 @pytest.mark.parametrize(
     ("body", "status", "param", "words"),
     [
-        ({"model": "other"}, 404, "model", "there is no model 'other'; this server has 'pocket'"),
+        ({"model": "other"}, 404, "model", "model 'other' not found; this server has 'pocket'"),
         ({"model": None}, 400, "model", "model is missing"),
         ({"messages": []}, 400, "messages", "at least 1 item"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role", "'system', 'user' or 'assistant'"),
