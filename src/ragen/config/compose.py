@@ -301,10 +301,8 @@ def _marked(
 ) -> dict[str, str]:
     """The origins of values, with a mark on those without effect."""
     idle = [key for key in origins if key in assigned and assigned[key].name in no_effect]
-    marked = origins | {key: f"{origins[key]}, without effect" for key in idle}
-    if rl_or_sft == "sft":
-        marked[unused_keys.BUDGET] = "without effect: the data and sft.training.epochs decide"
-    return marked
+    budget = {unused_keys.BUDGET: "without effect: the data and sft.training.epochs decide"}
+    return origins | {key: f"{origins[key]}, without effect" for key in idle} | (budget if rl_or_sft == "sft" else {})
 
 
 def _unused_variables(environ: Mapping[str, str]) -> list[str]:

@@ -121,9 +121,6 @@ def no_effect(key: str) -> str:
     return v1.KEYS[key].no_effect or own or (reasons[0] if all(reasons) else "")
 
 
-# --- unknown keys -------------------------------------------------------------------------------------------------
-
-
 def check_known(key: str, name: str, environment: str | None) -> None:
     if not is_key(key):
         where = "" if name == key else f"{name}: "
@@ -149,10 +146,9 @@ def suggest(key: str, environment: str | None) -> str:
     near = _nearest(key, likely) or _nearest(key, [*FIELDS, *v1.KEYS])
     if near:
         return f"; did you mean {near}?"
-    siblings = [name for name in likely if name.rpartition(".")[0] == parent != ""]
-    if siblings:
-        return f"; there are {', '.join(siblings)}"
-    return f". Sections: {', '.join(sorted({*TREE_SECTIONS, *v1.OWN_SECTIONS}))}"
+    siblings = ", ".join(name for name in likely if name.rpartition(".")[0] == parent != "")
+    sections = ", ".join(sorted({*TREE_SECTIONS, *v1.OWN_SECTIONS}))
+    return f"; there are {siblings}" if siblings else f". Sections: {sections}"
 
 
 def _nearest(key: str, known: list[str]) -> str | None:

@@ -105,10 +105,8 @@ def _try_levels(tag: Tag, levels: list[tuple[int, str]]) -> None:
 
 def groups(tree: Subject) -> Problems:
     for where in ("es_manager.train", "es_manager.val"):
-        tags, sizes, groups_key = (
-            f"{where}.{name}" for name in ("env_configs.tags", "env_configs.n_groups", "env_groups")
-        )
-        listed, counts, num_groups, total = tree[tags], tree[sizes], tree[groups_key], tree.name(groups_key)
+        tags, sizes, total = f"{where}.env_configs.tags", f"{where}.env_configs.n_groups", f"{where}.env_groups"
+        listed, counts = tree[tags], tree[sizes]
         for tag in listed:
             if tag not in tree.config.custom_envs:
                 message = f"{tags}: unknown tag {tag}{nearest_of(tag, tree.config.custom_envs)}"
@@ -122,9 +120,10 @@ def groups(tree: Subject) -> Problems:
             yield tree.refuse("group-counts", sizes, why)
         elif min(counts) < 1:
             yield tree.refuse("range", sizes, "each must be at least 1")
-        elif sum(counts) != num_groups:
-            why = f"the sum is {sum(counts)}, but {total} is {num_groups}; set {total}={sum(counts)}"
-            yield tree.refuse("group-counts", sizes, f"{why} or change n_groups")
+        elif sum(counts) != tree[total]:
+            way_out = f"set {tree.name(total)}={sum(counts)} or change n_groups"
+            why = f"the sum is {sum(counts)}, but {tree.name(total)} is {tree[total]}; {way_out}"
+            yield tree.refuse("group-counts", sizes, why)
 
 
 def lengths(tree: Subject) -> Problems:

@@ -7,6 +7,7 @@
 run: a model plays best by the rules it was trained with, so a note lists the overrides that restore them.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from ragen.config import compose
 from ragen.config.compose import Resolved
 from ragen.config.model_name import folder_of
-from ragen.config.quoting import override, shell
+from ragen.config.quoting import override
 from ragen.config.schema import Config
 from ragen.config.tree import leaves, value_at
 from ragen.errors import raise_any, refused
@@ -61,7 +62,7 @@ def _model_notes(resolved: Resolved) -> Iterator[str]:
     before, model = _played(run), f"{resolved.models[key]}={name}"
     missing = _different_rules(before, resolved)
     if missing:
-        overrides = shell(*(override(key, value) for key, value in missing.items()))
+        overrides = shlex.join(override(key, value) for key, value in missing.items())
         yield f"{model} was trained with different rules; to use those, add: {overrides}"
     num_kept = before[NUM_KEPT]
     if num_kept is not None and before["rl_or_sft"] != "sft" and _may_be_deleted(lineage.checkpoint_of(folder)):
