@@ -97,7 +97,7 @@ def resolve(
     config = tree.build()
     notes = validate(config, tree.name)
     no_effect = _without_effect([*variables, *typed], tree.recipe_keys(), assigned, leaves(config))
-    origins = _marked(tree.origins(), assigned, no_effect, config.rl_or_sft) | _derive_use_ref(tree, config)
+    origins = _marked(tree.origins(), assigned, no_effect, kind) | _derive_use_ref(tree, config)
     return Resolved(
         config=config,
         start=f"environment {environment} (v1 defaults)" if environment else f"recipe {recipe}",
@@ -105,7 +105,7 @@ def resolve(
         no_effect=no_effect,
         notes=notes + ([] if environment else _unused_variables(environ)),
         typed=assigned.keys(),
-        models={key: tree.name(key) for key in (derive.MODELS if config.rl_or_sft == "rl" else (BASE_MODEL,))},
+        models={key: tree.name(key) for key in (derive.MODELS if kind == "rl" else (BASE_MODEL,))},
     )
 
 
@@ -128,10 +128,7 @@ def _apply_v1_defaults(tree: TracedTree, environment: str) -> None:
 
 
 def _apply(tree: TracedTree, items: Iterable[Typed], environment: str | None) -> dict[str, Typed]:
-    """Set what the variables or the command line say, and return tree key -> the item that set it.
-
-    Two keys that set one thing to different values are an error, in any order.
-    """
+    """Set what was typed; return tree key -> the item that set it. Two items must not disagree, in any order."""
     assigned: dict[str, tuple[Any, Typed]] = {}
     for item in items:
         is_v1 = keys.is_v1_only(item.key)
@@ -238,10 +235,7 @@ def _divide_groups(tree: TracedTree, config: Config, assigned: Mapping[str, Type
 
 
 def _apply_fine_tuning(tree: TracedTree, config: Config, assigned: Mapping[str, Typed]) -> None:
-    """A fine-tuning run takes its names, model and devices from `sft.*`; before RL, it shares the workers of RL.
-
-    The boards of the data are those of validation, unless others were typed.
-    """
+    """Fine-tuning takes names, model and devices from `sft.*`, before RL those of RL; its boards from validation."""
     if config.rl_or_sft == "rl":
         return
     training = config.sft.training
@@ -289,9 +283,8 @@ def _without_effect(
         if not item.delete
     }
     found |= {key: keys.no_effect(key) for key in recipe_keys}
-    for item in typed:
-        if item.key == "training.total_epochs" and steps is not None and rl_or_sft != "sft":
-            found[item.name] = f"{steps.name} is given"
+    if steps is not None and rl_or_sft != "sft":
+        found |= {item.name: f"{steps.name} is given" for item in typed if item.key == "training.total_epochs"}
     found |= {item.name: why for key, item in assigned.items() if (why := unused_keys.of_another_game(key, values))}
     return {name: reason for name, reason in found.items() if reason}
 

@@ -35,9 +35,7 @@ def changes_only(key: str, kind: str = "rl") -> str:
 def _reason(key: str, kind: str) -> str:
     if kind == "sft" and key.startswith(unused_keys.NOT_IN_SFT):
         return UNUSED
-    if key.startswith("ray_kwargs.ray_init."):
-        key = "ray_kwargs.ray_init"
-    spec = keys.spec_of(key)
+    spec = keys.spec_of("ray_kwargs.ray_init" if key.startswith("ray_kwargs.ray_init.") else key)
     marked = spec[0].metadata.get("changes_only", "") if spec else ""
     return marked or (NOTHING if keys.no_effect(key) else "")
 

@@ -21,7 +21,6 @@ from ragen.config.tree import GROUP
 from ragen.errors import ConfigError, raise_any, refused, shown
 
 COMMAND_LINE = "command line"
-VARIABLE_SECTIONS = sorted({key.partition(".")[0] for key in v1.KEYS if "." in key})
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,8 @@ def read_variables(environ: Mapping[str, str], environment: str | None) -> list[
 
 def variable_names(environ: Mapping[str, str]) -> list[str]:
     """The variables that set keys: those named after a section of the v1 command line."""
-    sections = tuple(f"CONFIG_{section.upper()}__" for section in VARIABLE_SECTIONS)
-    return sorted(name for name in environ if name.startswith(sections) or name == "CONFIG_RL_OR_SFT")
+    sections = {f"CONFIG_{key.partition('.')[0].upper()}__" for key in v1.KEYS if "." in key}
+    return sorted(name for name in environ if name.startswith(tuple(sections)) or name == "CONFIG_RL_OR_SFT")
 
 
 def _read_variable(name: str, text: str) -> Typed:
@@ -157,8 +156,8 @@ def _split_group(item: Typed) -> Iterator[Typed]:
         yield item
     elif item.delete:
         is_v1 = item.key in keys.V1_GROUPS and item.key not in keys.TREE_GROUPS
-        members = [key for key in v1.KEYS if key.startswith(f"{item.key}.")]
-        yield from (replace(item, key=key) for key in members) if is_v1 else [item]
+        members = [key for key in v1.KEYS if key.startswith(f"{item.key}.")] if is_v1 else [item.key]
+        yield from (replace(item, key=key) for key in members)
     elif isinstance(item.value, dict):
         for name, value in item.value.items():
             yield from _split_group(replace(item, key=f"{item.key}.{name}", value=value))

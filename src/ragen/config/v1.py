@@ -13,7 +13,7 @@ always on; the device list follows `system.n_gpus` when none is given.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from ragen.coerce import convert
 from ragen.config.schema import Config, Sft
@@ -27,14 +27,11 @@ VAL_LEVELS = 512  # `val_data_num` null
 
 @dataclass(frozen=True)
 class Key:
-    """One v1 key: its type and default, the tree keys that take its value, or why it has no effect.
-
-    `derived` reads the keys that have an effect and no targets.
-    """
+    """One v1 key. Without targets, it has no effect or `derived` reads it."""
 
     type: Any
     default: Any
-    targets: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()  # the tree keys that take its value
     value: Callable[[Any], Any] = lambda value: value
     null_is_unset: bool = False
     minimum: int | None = None  # only where no target has a range
@@ -60,8 +57,7 @@ class Key:
 _CHOICES = {key: spec.metadata["choices"] for key, spec, _ in schema_fields(Config) if "choices" in spec.metadata}
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(NamedTuple):
     """What an environment name stands for. The penalty is what a turn without a valid action costs in all."""
 
     tag: str
@@ -202,8 +198,7 @@ def _setting_key(key: str, environment: str | None) -> str:
 # --- values that follow from several keys -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Derived:
+class Derived(NamedTuple):
     """A value that follows from others, why, and the v1 keys it comes from."""
 
     value: Any
