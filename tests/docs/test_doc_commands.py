@@ -44,7 +44,7 @@ OTHERS = [(page, words[1:]) for page, words in ALL if words[0] == "./ragen" and 
 @pytest.mark.parametrize("has_gpu", [False, True], ids=["CPU", "GPU"])
 @pytest.mark.parametrize(("page", "words"), TRAINED, ids=[f"{page}: {' '.join(words)}" for page, words in TRAINED])
 def test_what_is_trained_resolves(page, words, has_gpu, monkeypatch):
-    monkeypatch.setattr("ragen.config.default_model.has_gpu", lambda: has_gpu)
+    monkeypatch.setattr("ragen.config.model_name.num_gpus", lambda: int(has_gpu))
     if words == ["--help"]:
         return
     options = train.parser().parse_intermixed_args(words)
@@ -97,7 +97,7 @@ def test_files_and_modules_exist(page):
 
 def test_the_python_of_the_quickstart_runs(monkeypatch, tmp_path, capsys):
     """As it stands, on a smaller scale."""
-    monkeypatch.setattr("ragen.config.default_model.has_gpu", lambda: False)
+    monkeypatch.setattr("ragen.config.model_name.num_gpus", lambda: 0)
     whole = trainer.train
 
     def small(config):

@@ -17,9 +17,8 @@ from typing import Any
 from ragen.config import derive, pocket_defaults, v1
 from ragen.config.compose import Resolved
 from ragen.config.quoting import quoted
-from ragen.config.recipe import compose_recipe
+from ragen.config.recipe import compose_recipe, recipe_of
 from ragen.config.schema import Config
-from ragen.config.tag_defaults import recipe_of
 from ragen.config.tree import leaves
 from ragen.env.base import SPLITS
 from ragen.env.registry import SHORT_NAMES as ENVIRONMENTS
