@@ -23,7 +23,7 @@ from ragen.model.load import VALUE_HEAD
 from ragen.store import lineage
 from ragen.store import manifest as disk
 from ragen.store.fsync import sync
-from ragen.store.locate import CHECKPOINT
+from ragen.store.lineage import CHECKPOINT
 from ragen.store.manifest import REPLACED, FileSum
 
 SHARD_BYTES = 5_000_000_000  # larger weights are cut into several files

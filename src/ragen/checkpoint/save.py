@@ -25,10 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from safetensors import SafetensorError
-from torch import nn
 
 from ragen.checkpoint.model_folder import delete, move_into_place, synced_sum, write_json, write_model
-from ragen.checkpoint.parts import OptimizerState, Parts, stored_parameters
+from ragen.checkpoint.parts import Parts, stored_parameters
 from ragen.checkpoint.tensor_file import num_bytes, write_tensors
 from ragen.config.schema import Config
 from ragen.errors import ConfigError
@@ -116,9 +115,11 @@ class CheckpointStore:
         for leftover in self.folder.glob(f".{disk.TRACKER}.*.part"):
             leftover.unlink()
         for replaced in self.folder.glob(f"global_step_*{REPLACED}"):
-            if not _name_of(replaced).exists():  # a killed run left it without its name
-                os.rename(replaced, _name_of(replaced))
-        _check_space(self.folder, written.num_bytes)
+            named = replaced.with_name(replaced.name.removesuffix(REPLACED))
+            if not named.exists():  # a killed run left it without its name
+                os.rename(replaced, named)
+        if _free(self.folder) < written.num_bytes:  # not after writing for minutes
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         temporary = self.folder / f".{target.name}.part"
         try:
             temporary.mkdir()
@@ -198,24 +199,16 @@ class _Written:
         for name, part in self.parts.items():
             write_model(folder / name, part, sums)
         for name, (model, optimizer) in self.optimizers.items():
-            _write_optimizer(folder / f"{name}_optimizer", model, optimizer, sums)
+            path = folder / f"{name}_optimizer" / OPTIMIZER
+            path.parent.mkdir()
+            sums[path] = FileSum(*write_tensors(path, optimizer.tensors(model)))
+            write_json(path.with_name(OPTIMIZER_NUMBERS), {"num_steps": optimizer.num_steps})
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         listed = {path.relative_to(folder).as_posix(): sums.get(path) or synced_sum(path) for path in files}
         manifest = Manifest(self.step, self.contents, self.has_state, self.keep, self.tracked, listed)
         disk.write_manifest(folder, manifest)
         for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
             sync(inner)
-
-
-def _write_optimizer(folder: Path, model: nn.Module, optimizer: OptimizerState, sums: dict[Path, FileSum]) -> None:
-    folder.mkdir()
-    path = folder / OPTIMIZER
-    sums[path] = FileSum(*write_tensors(path, optimizer.tensors(model)))
-    write_json(folder / OPTIMIZER_NUMBERS, {"num_steps": optimizer.num_steps})
-
-
-def _name_of(replaced: Path) -> Path:
-    return replaced.with_name(replaced.name.removesuffix(REPLACED))
 
 
 def _delete_parts(path: Path, names: Sequence[str]) -> None:
@@ -237,15 +230,7 @@ _ADVICE = {
     errno.ENOSPC: "free some disk space",
     errno.EDQUOT: "free some of the quota",
     errno.EROFS: "make the file system writable",
-    errno.EACCES: "make the directory writable",
-    errno.EPERM: "make the directory writable",
-}
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    """Fail before writing for minutes to a disk that is too small."""
-    if _free(folder) < needed:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+} | dict.fromkeys((errno.EACCES, errno.EPERM), "make the directory writable")
 
 
 def _free(folder: Path) -> float:

@@ -97,7 +97,7 @@ BUCKETINGS: dict[str, Callable[[Sequence[float], int], Buckets]] = {"quantile": 
 # --- sums ---------------------------------------------------------------------------------------------------------
 
 
-class Loss(NamedTuple):
+class TermLoss(NamedTuple):
     """A term on a part of a group, with the weights of the group."""
 
     term: str
@@ -107,7 +107,7 @@ class Loss(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class BucketGradient:
     """The measurements of a bucket."""
 
     num_groups: int
@@ -143,7 +143,7 @@ class Sums:
     terms: Sequence[str]
     parameters: Sequence[Tensor]
     workers: Workers = ALONE
-    measured: dict[str, Measured] = field(default_factory=dict)
+    measured: dict[str, BucketGradient] = field(default_factory=dict)
     between: dict[tuple[str, str], float] = field(default_factory=dict)
     total: dict[str, Vector] = field(default_factory=dict)  # of `all`, by term; on the first worker only
 
@@ -162,13 +162,9 @@ class Sums:
         device = device_for(num_bytes, self.workers.device)
         return [torch.zeros(parameter.shape, dtype=torch.float32, device=device) for parameter in self.parameters]
 
-    def _share(self, group: int) -> float:
-        """The weight of a group in its bucket."""
-        return self.counts_G[group] / self.count[self.bucket_of[group]]
-
     def add(self, group: int, term: str, gradient: Sequence[Tensor | None], value: Tensor) -> None:
         """Add the gradient of one pass over a part of the group."""
-        share = self._share(group)
+        share = self.counts_G[group] / self.count[self.bucket_of[group]]  # the weight of the group in its bucket
         add_to(self.group if term == TASK else self.bucket[term], gradient, share)
         self.numbers.losses[term] += share * float(value)
 
@@ -216,11 +212,11 @@ class Sums:
         }
         self.kept = {}
 
-    def _measure(self, vectors: Mapping[str, Vector], numbers: _Numbers, num_groups: int) -> Measured:
+    def _measure(self, vectors: Mapping[str, Vector], numbers: _Numbers, num_groups: int) -> BucketGradient:
         matrix = products([vectors[term] for term in self.terms], self.workers.device)
         row = {term: index for index, term in enumerate(self.terms)}
         squares = {term: matrix[index][index] for term, index in row.items()}
-        return Measured(
+        return BucketGradient(
             num_groups,
             norms={term: math.sqrt(square) for term, square in squares.items()},
             losses=dict(numbers.losses),
@@ -243,14 +239,14 @@ def sweep(
     parameters: Sequence[Tensor],
     order: Iterable[int],
     sums: Mapping[str, Sums],
-    passes_of: Callable[[int], Iterator[Sequence[Loss]]],
+    passes_of: Callable[[int], Iterator[Sequence[TermLoss]]],
     workers: Workers = ALONE,
 ) -> None:
     """Process the groups in an order that keeps each bucket of all sums contiguous; workers take turns."""
     left = {name: {bucket: len(groups) for bucket, groups in part.buckets.items()} for name, part in sums.items()}
     for turn, group in enumerate(order):
         if turn % workers.size == workers.rank:
-            _differentiate(parameters, group, sums, passes_of)
+            _differentiate(parameters, sums, group, passes_of(group))
         for name, part in sums.items():
             bucket = part.bucket_of.get(group)
             if bucket is not None:
@@ -260,12 +256,9 @@ def sweep(
 
 
 def _differentiate(
-    parameters: Sequence[Tensor],
-    group: int,
-    sums: Mapping[str, Sums],
-    passes_of: Callable[[int], Iterator[Sequence[Loss]]],
+    parameters: Sequence[Tensor], sums: Mapping[str, Sums], group: int, passes: Iterable[Sequence[TermLoss]]
 ) -> None:
-    for losses in passes_of(group):
+    for losses in passes:
         for number, loss in enumerate(losses, start=1):
             # All terms use the graph of the forward pass: only the last one may free it.
             gradient = torch.autograd.grad(loss.total, parameters, retain_graph=number < len(losses), allow_unused=True)

@@ -45,6 +45,10 @@ class Decision:
     reason: str = ""
 
     @property
+    def target(self) -> tuple[Path, Path | None, int]:
+        return self.folder.path, self.checkpoint, self.first_step
+
+    @property
     def resumes(self) -> bool:
         """Whether the folder holds the steps before the first one."""
         return self.checkpoint is not None and self.checkpoint.parent == self.folder.path
@@ -62,14 +66,10 @@ def claimed(config: Config, choose: Callable[[Config], Decision] | None = None) 
     while True:
         decision = choose(config)
         with decision.folder.owned(key):
-            if _target(choose(config)) == _target(decision):
+            if choose(config).target == decision.target:
                 decision.prepare()
                 yield decision
                 return
-
-
-def _target(decision: Decision) -> tuple[Any, ...]:
-    return decision.folder.path, decision.checkpoint, decision.first_step
 
 
 def decide(config: Config, folder: str | Path | None = None) -> Decision:

@@ -104,18 +104,17 @@ def update_actor(
     passes = Passes(
         mini_size=actor.ppo_mini_batch_size,
         micro_size=actor.ppo_micro_batch_size_per_gpu,
+        grad_clip=actor.grad_clip,
         epochs=actor.ppo_epochs,
         aggregation=actor.loss_agg_mode,
         norm_length=max_sampled(config),
-        grad_clip=actor.grad_clip,
         order=("order", config.seed.train, step) if actor.shuffle else None,
     )
     history, skipped = _run(passes, samples, optimizer, workers, loss_of, policy_metrics, on_samples)
     # Before the first optimizer step sampler and learner are the same policy: what differs there is rounding.
     first = {name: history.pop(name)[0] for name in (GAP, SAMPLER_KL) if name in history}
-    metrics = (
-        _summary(history, "actor", skipped) | first | {"rollout/log_prob_diff_max": max(workers.gather([largest_gap]))}
-    )
+    metrics = _summary(history, "actor", skipped) | first
+    metrics["rollout/log_prob_diff_max"] = max(workers.gather([largest_gap]))
     if kl_coefficient := kl_loss_coefficient(config):
         metrics["actor/kl_coef"] = kl_coefficient
     return Updated(metrics | {"train/num_mini_batches": len(history["lr"])}, skipped)
@@ -142,11 +141,8 @@ def update_critic(
     passes = Passes(
         mini_size=settings.ppo_mini_batch_size,
         micro_size=settings.ppo_micro_batch_size_per_gpu,
-        epochs=config.actor_rollout_ref.actor.ppo_epochs,
-        aggregation="token-mean",
-        norm_length=None,
         grad_clip=settings.grad_clip,
-        order=None,
+        epochs=config.actor_rollout_ref.actor.ppo_epochs,
     )
     history, skipped = _run(passes, samples, optimizer, workers, loss_of, _as_numbers, on_samples)
     return Updated(_summary(history, "critic", skipped), skipped)
@@ -168,15 +164,7 @@ def imitate(
         loss = weighted_sum([Term(TASK, 1.0, -scored.log_probs)], weights_T)
         return loss, {"train/loss": loss.detach(), "entropy": (means_T * scored.entropies.detach()).sum()}
 
-    passes = Passes(
-        mini_size=len(samples),
-        micro_size=micro_size,
-        epochs=1,
-        aggregation="token-mean",
-        norm_length=None,
-        grad_clip=grad_clip,
-        order=None,
-    )
+    passes = Passes(len(samples), micro_size, grad_clip)
     history, skipped = _run(passes, samples, optimizer, workers, loss_of, _as_numbers, on_samples)
     return Updated(_summary(history, "train", skipped), skipped)
 
@@ -242,12 +230,8 @@ def task_term(
 
 def term_names(config: Config) -> list[str]:
     """The terms that the actor's loss has under a config, in their order."""
-    names = {
-        TASK: True,
-        ENTROPY: bool(config.actor_rollout_ref.actor.entropy_coeff),
-        KL: bool(kl_loss_coefficient(config)),
-    }
-    return [name for name, active in names.items() if active]
+    entropy, kl = config.actor_rollout_ref.actor.entropy_coeff, kl_loss_coefficient(config)
+    return [name for name, coefficient in ((TASK, 1.0), (ENTROPY, entropy), (KL, kl)) if coefficient]
 
 
 def kl_loss_coefficient(config: Config) -> float:
@@ -265,11 +249,11 @@ class Passes:
 
     mini_size: int
     micro_size: int
-    epochs: int
-    aggregation: str
-    norm_length: int | None
     grad_clip: float
-    order: tuple[Coordinate, ...] | None  # what a random order is drawn from; None leaves the samples in theirs
+    epochs: int = 1
+    aggregation: str = "token-mean"
+    norm_length: int | None = None
+    order: tuple[Coordinate, ...] | None = None  # what a random order is drawn from; None leaves the samples in theirs
 
 
 # From samples (indices, their tokens, the tokens' weights in the loss and in plain means) to a loss, and to sums for
@@ -290,7 +274,10 @@ def _run(
     history: dict[str, list[float]] = defaultdict(list)
     skipped: list[int] = []
     for epoch in range(passes.epochs):
-        order = _order(len(samples), passes.order and (*passes.order, epoch))
+        order = list(range(len(samples)))
+        if passes.order is not None:
+            draws = (*passes.order, epoch)
+            order.sort(key=lambda index: bits(*draws, index, num_bits=64))
         for start in range(0, len(samples), passes.mini_size):
             mini = order[start : start + passes.mini_size]
             sums = _gradients(passes, samples, mini, optimizer, workers, loss_of, on_samples)
@@ -340,12 +327,6 @@ def _gradients(
 def _tokens(of_samples: Sequence[Tensor] | None, indices: Sequence[int], packed: PackedTokens) -> Tensor:
     assert of_samples is not None
     return torch.cat([of_samples[index] for index in indices]).to(packed.log_probs)
-
-
-def _order(num: int, key: tuple[Coordinate, ...] | None) -> list[int]:
-    if key is None:
-        return list(range(num))
-    return sorted(range(num), key=lambda index: bits(*key, index, num_bits=64))
 
 
 def _as_numbers(sums: dict[str, Tensor]) -> dict[str, float]:
