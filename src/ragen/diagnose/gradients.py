@@ -6,10 +6,8 @@
     after.measured["all"].norms["task"], after.measured["bucket_1"].snr, after.between["bucket_1", "bucket_2"]
 
 `passes_of(group)` yields, for each part of the group, the losses of its terms from one forward pass; each is
-differentiated separately. So the sweep costs one forward pass and one backward pass per term: for three terms 7 units
-of compute, if a forward pass is 1 and a backward pass 2, or 2.3 times a training pass. With gradient checkpointing each
-backward pass recomputes the activations: 10 units, 2.5 times such a training pass. Everything else (`all`, cosines,
-signal and noise) is computed from the sums.
+differentiated separately: one forward pass, and one backward pass per term. Everything else (`all`, cosines, signal and
+noise) is computed from the sums.
 
 **Weights.** The loss of a set of tokens is a weighted sum with the weights of that set: a bucket's gradient is the one
 that an update on this bucket alone would follow. The count c of a set is the divisor of its weights: tokens for
@@ -35,13 +33,9 @@ snr = 1 * 5 / (2 * 5 - 5) = 1. It is 0 where there is no gradient at all, and No
 **Cosines** compare terms as the loss has them: above 0, both move the weights the same way. With a zero gradient they
 are 0.
 
-**Memory.** A gradient of N weights in float32 takes 4 N bytes: 12.4 GB for the 3.1 billion of Qwen2.5-3B. With k terms
-there are k sums for the current bucket, k for `all`, and one for the current group: 7 for three terms, 86 GB. For
-the cosines between buckets, the task gradient of every finished bucket stays in the type of the weights: 6 of 6.2 GB in
-bf16. A second `Sums` needs all of this again. Sums that every pass touches are allocated first. A sum is on the device
-if there is room for two of its size and an eighth of the memory stays free for activations, else in main memory. Only
-the first worker holds `all` and what is compared. On an H200 with 3.1 billion weights, three terms and gradient
-checkpointing, a sweep took 3.1 training passes with all sums on the device; each sum in main memory added 3 to 4 s.
+**Memory.** A sum is on the device if there is room for two of its size and an eighth of the memory stays free for
+activations, else in main memory; sums that every pass touches are allocated first. Only the first worker holds `all`
+and what is compared. docs/guide_gradient_analysis.md has sizes and times.
 """
 
 import math

@@ -10,18 +10,7 @@ With `gradient_analysis_log_prefilter` a twin looks at all groups as if there we
 are computed once; only where the advantages of a group differ (whitened over another set, or scaled by the kept share)
 does its task term need a second backward pass, never a second forward pass.
 
-Names, with `<bucket>` one of bucket_1 … (the least spread of rewards first) and all:
-
-    grad_norm/<bucket>/task, entropy, kl       norm of the bucket's gradient, with the term's coefficient
-    grad_norm/<bucket>/per_sample/<term>       that over the number of sequences; per_token over that of sampled tokens
-    grad_norm/<bucket>/loss/policy, …, total   the plain terms, and their sum with coefficients, as in the update
-    grad_norm/<bucket>/sample_count, sample_pct, group_rv_count, reward_std_mean, reward_std_min, reward_std_max
-    grad_cos/…, grad_snr/…                     see `diagnose.gradients`
-    grad_norm_prefilter/…, grad_cos_prefilter/…, grad_snr_prefilter/…   the same of the twin
-    actor/grad_norm/<term>, actor/loss/<name>  those of `all`, after the filter
-    grad_analysis/…, grad_analysis_prefilter/… which batch it was
-
-A term is there if it has a coefficient. `sample_pct` is in per cent of the batch that is analysed.
+The metrics are in docs/metrics.md. A term is there if it has a coefficient.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
