@@ -57,8 +57,7 @@ def write_model(folder: Path, part: Part, sums: dict[Path, FileSum]) -> None:
 
 
 def write_model_folder(target: Path, part: Part, run: Path | None = None) -> None:
-    """`write_model`, whole or not at all, and synced, with the config of its run (`lineage`). An existing target is an
-    error."""
+    """`write_model` to a new folder, whole or not at all, and synced, with the config of its run (`lineage`)."""
     check_is_free(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.new")  # not `.part`: a run that saves here removes those

@@ -120,8 +120,7 @@ def _open_adapter(path: Path, name: str, part: Part) -> Mapping[str, Tensor]:
 
 
 def _is_base(folder: Path, stored: str | None, part: Part) -> bool:
-    """Whether a stored adapter belongs to the base of a part. An older checkpoint has only its name: then it is what is
-    found under that, and no other where that has not been moved."""
+    """Whether a stored adapter belongs to the base of a part. An older checkpoint has no digest, only a name."""
     if (folder / lora.DIGEST).exists() or not stored or not part.base_digest or stored == part.base_model:
         return lora.is_of(folder, part.base_digest)
     if stored in EMBEDDED or Path(stored).is_dir():

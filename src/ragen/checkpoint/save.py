@@ -30,7 +30,6 @@ from ragen.checkpoint.model_folder import delete, move_into_place, synced_sum, w
 from ragen.checkpoint.parts import Parts, stored_parameters
 from ragen.checkpoint.tensor_file import num_bytes, write_tensors
 from ragen.config.schema import Config
-from ragen.errors import ConfigError
 from ragen.format import size_text
 from ragen.store import manifest as disk
 from ragen.store.fsync import sync
@@ -65,8 +64,8 @@ class CheckpointStore:
         self.keep = {"actor": keep_actor, "critic": keep_critic}
         self.contents = {"actor": contents, "critic": contents if critic_contents is None else critic_contents}
         self.note = note
-        for name, listed in self.contents.items():
-            _check_contents(name, listed)
+        # The config has checked both.
+        assert all("model" in listed and {*listed} <= {*CONTENTS} for listed in self.contents.values()), self.contents
         assert all(limit is None or limit > 0 for limit in self.keep.values()), self.keep
 
     @classmethod
@@ -238,13 +237,3 @@ def _free(folder: Path) -> float:
     there = next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), Path("/"))
     usage = shutil.disk_usage(there)
     return usage.free if usage.total else math.inf
-
-
-def _check_contents(name: str, listed: Sequence[str]) -> None:
-    if "model" in listed and set(listed) <= set(CONTENTS):
-        return
-    key = {"actor": "actor_rollout_ref.actor", "critic": "critic"}[name]
-    raise ConfigError(
-        f"{key}.checkpoint.save_contents={list(listed)}: must contain model, and may contain "
-        f"optimizer and extra. To save nothing: trainer.save_freq=-1"
-    )

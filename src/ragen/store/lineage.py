@@ -97,8 +97,7 @@ def find_folder(name: str, run: Path) -> Path | None:
 
 
 def started_in(run: Path) -> list[Path]:
-    """The folder that relative paths of a run are meant from, where the place of the run tells; of that a part may have
-    got a number."""
+    """The folder that relative paths of a run start from, if its own path tells; parts of it may have got a number."""
     trainer = RunFolder(run).read_config().get("trainer") or {}
     inner = Path(trainer.get("default_local_dir") or "/").parent
     outer = run.resolve().parent

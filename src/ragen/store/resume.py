@@ -53,10 +53,6 @@ class Decision:
         """Whether the folder holds the steps before the first one."""
         return self.checkpoint is not None and self.checkpoint.parent == self.folder.path
 
-    def prepare(self) -> None:
-        """Make the folder as it was when the checkpoint was written. Only its owner may call this."""
-        self.folder.rewind(self.first_step - 1 if self.resumes else -1)
-
 
 @contextmanager
 def claimed(config: Config, choose: Callable[[Config], Decision] | None = None) -> Iterator[Decision]:
@@ -67,7 +63,8 @@ def claimed(config: Config, choose: Callable[[Config], Decision] | None = None) 
         decision = choose(config)
         with decision.folder.owned(key):
             if choose(config).target == decision.target:
-                decision.prepare()
+                # The folder becomes what it was when the checkpoint was written.
+                decision.folder.rewind(decision.first_step - 1 if decision.resumes else -1)
                 yield decision
                 return
 
