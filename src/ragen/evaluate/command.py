@@ -23,7 +23,7 @@ from ragen.evaluate.models import LocalModel, Model, ServerModel
 from ragen.evaluate.setting import Setting, Wanted, settings
 from ragen.extras import require
 from ragen.invocation_dir import from_caller
-from ragen.store.locate import is_path
+from ragen.store.lineage import is_path
 
 FRESH = "--fresh"
 STATUSES = {"finished": 0, "failed": 1, "stopped": 3}

@@ -22,8 +22,17 @@ from urllib.parse import urlsplit
 from ragen.config.pocket_defaults import NAMES as EMBEDDED
 from ragen.errors import ConfigError
 from ragen.store import manifest
-from ragen.store.lineage import MERGED, holds_model, is_tuning, newest_checkpoint, run_of
-from ragen.store.locate import CHECKPOINT, find_folder, is_path, started_in
+from ragen.store.lineage import (
+    CHECKPOINT,
+    MERGED,
+    find_folder,
+    holds_model,
+    is_path,
+    is_tuning,
+    newest_checkpoint,
+    run_of,
+    started_in,
+)
 from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import read_record, record_path
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError as JinjaError
 
 from ragen.agent.chat_template import ChatTemplate
-from ragen.serve.access import ApiError
+from ragen.serve.limits import ApiError
 from ragen.serve.request import Message
 
 MAX_REMEMBERED = 20_000  # replies

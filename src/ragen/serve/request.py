@@ -17,8 +17,8 @@ from typing_extensions import TypedDict
 from ragen.engine.base import Sampling
 from ragen.errors import nearest_of
 from ragen.prng import bits
-from ragen.serve.access import ApiError
 from ragen.serve.engine import NO_LIMIT
+from ragen.serve.limits import ApiError
 
 MAX_CHOICES = 128
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000

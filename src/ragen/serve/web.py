@@ -27,10 +27,10 @@ from ragen.errors import ConfigError
 from ragen.evaluate.models import max_positions
 from ragen.model.load import LoadedModel
 from ragen.serve import base_of
-from ragen.serve.access import IDLE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, Access, ApiError, Protocol, read_body
 from ragen.serve.chat import Renderer, SharedTokenizer
 from ragen.serve.completion import Completion
 from ragen.serve.engine import Batcher, Reply, StreamingEngine
+from ragen.serve.limits import IDLE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, Access, ApiError, Protocol, read_body
 from ragen.serve.request import ChatRequest, read_request
 
 DEFAULT_CONTEXT = 4096  # tokens, for a model whose configuration does not state its context
