@@ -57,9 +57,6 @@ def run(arguments: Sequence[str]) -> int:
     return 0 if any(item.model is POCKET and result.here != "no" for item, result in found) else 1
 
 
-# --- the machine --------------------------------------------------------------------------------------------------
-
-
 class Gpu(NamedTuple):
     name: str
     memory: int
@@ -204,9 +201,6 @@ def _wandb(environ: Mapping[str, str]) -> str:
     return f"{version}, {'with a key' if wandb_key(environ) else 'no key: runs are logged offline'}"
 
 
-# --- what can run -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Feasibility:
     here: str  # yes, slow or no
@@ -259,9 +253,6 @@ def _problem(model: ModelShape, need: int, num_gpus: int, machine: Machine) -> s
     if model not in (POCKET, SMOLLM2) and model.name not in machine.cached and not machine.hub_answers:
         return "weights not in the cache, no hub"
     return ""
-
-
-# --- text ---------------------------------------------------------------------------------------------------------
 
 
 def lines(machine: Machine, found: Sequence[tuple[Experiment, Feasibility]], width: int) -> list[str]:

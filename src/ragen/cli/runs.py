@@ -18,12 +18,11 @@ from rich.text import Text
 from ragen.cli.parser import CommandParser
 from ragen.diagnose.checks import CHECKS
 from ragen.errors import ConfigError, did_you_mean, shown
-from ragen.format import sparkline
+from ragen.format import in_points, sparkline
 from ragen.invocation_dir import caller_folder, from_caller
 from ragen.report import runs as on_disk
 from ragen.report.runs import ListedRun, difference, different_settings, value_text, values_of
 from ragen.report.verdict import PREFIX, validation_tags
-from ragen.statistics import Difference
 from ragen.terminal import Screen, shortened, table
 
 STYLES = {"running": "cyan", "finished": "green", "interrupted": "yellow", "stopped early": "red"}
@@ -49,9 +48,6 @@ def run(arguments: Sequence[str]) -> int:
     if options.compare:
         return compare_runs(options.compare, folders, options.json, caller)
     return list_runs(folders, options.sort, options.metric, options.json)
-
-
-# --- the list -----------------------------------------------------------------------------------------------------
 
 
 def list_runs(folders: Sequence[str], sort: str = "age", metric: str | None = None, as_json: bool = False) -> int:
@@ -139,9 +135,6 @@ def age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-# --- the comparison -----------------------------------------------------------------------------------------------
-
-
 def compare_runs(names: Sequence[str], folders: Sequence[str] = (), as_json: bool = False, caller: str = "") -> int:
     """Print the settings that differ, and validation with the difference from the first run."""
     if len(names) < 2:
@@ -208,13 +201,10 @@ def _validation_lines(runs: Mapping[str, ListedRun], tag: str) -> Iterator[Text]
     for letter in others:
         if series[first] and series[letter]:
             change, problem = difference(runs[first], runs[letter], tag)
-            yield Text(f"{letter} - A  {_change_text(change) if change else problem}")
-
-
-def _change_text(change: Difference) -> str:
-    span = f"{100 * change.mean:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
-    verdict = "within noise" if change.is_noise else "more than noise"
-    return f"{span} on {change.num_levels} shared levels: {verdict}"
+            if change is not None:
+                verdict = "within noise" if change.is_noise else "more than noise"
+                problem = f"{in_points(change)} points on {change.num_levels} shared levels: {verdict}"
+            yield Text(f"{letter} - A  {problem}")
 
 
 def _comparison_data(runs: Sequence[ListedRun], tags: Sequence[str]) -> dict[str, Any]:

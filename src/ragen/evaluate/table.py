@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ragen.evaluate.metrics import difference
 from ragen.evaluate.run import ModelResult
-from ragen.format import markdown_table, percent
+from ragen.format import in_points, markdown_table, percent
 from ragen.statistics import Difference, Estimate
 
 DASH = "–"
@@ -95,8 +95,7 @@ def _difference(row: ModelResult, rows: Sequence[ModelResult]) -> str:
 
 
 def difference_text(found: Difference) -> str:
-    mean, low, high = (f"{100 * value:+.1f}" for value in (found.mean, found.low, found.high))
-    return f"{mean} [{low}, {high}]{', noise' if found.is_noise else ''}"
+    return f"{in_points(found)}{', noise' if found.is_noise else ''}"
 
 
 def _notes(row: ModelResult) -> Iterator[str]:

@@ -135,9 +135,6 @@ def _save(figure: "Figure", path: Path, dpi: int) -> Path:
     return path
 
 
-# --- bars of a step -----------------------------------------------------------------------------------------------
-
-
 class Panel(NamedTuple):
     """Bars of the buckets, with the value above each and its reward std or number of groups below."""
 
@@ -157,7 +154,7 @@ def norms_figure(analysis: Analysis) -> "Figure":
         buckets = [*analysis.buckets(prefix), analysis.whole(prefix)]
         for term in ("kl", "entropy", "task"):
             title, y_label = f"{NAMES[term]}, {GROUPS[prefix]}", NORM if term == "task" else WEIGHED
-            rows[-1].append(Panel(title, y_label, term, buckets, [bucket.norm(term) for bucket in buckets]))
+            rows[-1].append(Panel(title, y_label, term, buckets, [bucket.get(term) for bucket in buckets]))
     return _bar_figure(analysis, rows)
 
 
@@ -240,9 +237,6 @@ def _under(bucket: Bucket, panel: Panel) -> str:
     return f"{bucket.number}\n{below:g}" if panel.counts_groups else f"{bucket.number}\n{short(round(below, 3))}"
 
 
-# --- signal to noise and cosines of a step ------------------------------------------------------------------------
-
-
 def snr_figure(analysis: Analysis) -> "Figure | None":
     """Signal to noise of each bucket, and the cosines between their task gradients."""
     rows = []
@@ -281,9 +275,6 @@ def _matrix(ax: "Axes", values: Sequence[Sequence[float | None]], names: Sequenc
     ax.set_yticks(range(len(names)), names)
     ax.set_xlabel("bucket, by growing reward std")
     ax.set_ylabel("bucket")
-
-
-# --- the grid -----------------------------------------------------------------------------------------------------
 
 
 def grid_figure(found: Sequence[Analysis], is_log: bool = True) -> "Figure":

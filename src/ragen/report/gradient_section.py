@@ -55,7 +55,7 @@ def _term_cosine(analysis: Analysis, bucket: str, pair: str) -> float | None:
 def _cards(found: Sequence[Analysis]) -> Iterator[Card]:
     last = found[-1]
     step = f"step {last.step}"
-    shown = _evenly(found, MAX_COLOURS - last.has(BEFORE))
+    shown = _evenly(found, MAX_COLOURS - bool(last.buckets(BEFORE)))
     task = [Line(f"step {analysis.step}", analysis.norms_by_std("task")) for analysis in shown]
     task.append(Line(f"{step}, before the filter", last.norms_by_std("task", BEFORE)))
     others = [Line(NAMES[term], last.norms_by_std(term)) for term in TERMS if term != "task"]

@@ -148,9 +148,6 @@ def _read_episodes(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         return []
 
 
-# --- heading ------------------------------------------------------------------------------------------------------
-
-
 def _facts(run: RunData) -> dict[str, Any]:
     get, last = run.config.get, run.metrics.last_step()
     planned = get("trainer.total_training_steps")
@@ -183,9 +180,6 @@ def _finite_values(run: RunData, metric: str) -> list[float]:
     return [value for _, value in run.metrics.series(metric) if math.isfinite(value)]
 
 
-# --- warnings -----------------------------------------------------------------------------------------------------
-
-
 def _warnings(run: RunData, health: HealthVerdict) -> list[dict[str, Any]]:
     """Each check's gravest warning with its evidence and what usually helps: first those that hold, then the others."""
     gravest = {one.name: one for one in (*reversed(health.passed), *reversed(health.holding))}
@@ -209,9 +203,6 @@ def _evidence(run: RunData, warning: HealthWarning) -> dict[str, Any]:
     chart = charts.line_chart([line], axis, SMALL, [Level("threshold", warning.threshold)], name=quantity.label)
     bold = f"; bold: mean of {window} steps" if line.window else ""
     return {"chart": chart, "note": f"{quantity.label}; dashed: threshold{bold}"}
-
-
-# --- validation ---------------------------------------------------------------------------------------------------
 
 
 def _validation(run: RunData) -> list[dict[str, Any]]:
@@ -271,9 +262,6 @@ def _rates(row: dict[str, Any], tag: str) -> tuple[int, dict[str, Rate]]:
     return row["step"], rates
 
 
-# --- curves -------------------------------------------------------------------------------------------------------
-
-
 def _curve(run: RunData, curve: Curve) -> Card | None:
     lines = []
     for metric, label in _expanded(run, curve):
@@ -312,9 +300,6 @@ def _other_metrics(run: RunData) -> list[dict[str, Any]]:
             numbers = [short(value) for value in (values[0], values[-1], min(values), max(values))]
             found.append({"name": name, "numbers": numbers, "line": charts.sparkline(run.metrics.series(name))})
     return found
-
-
-# --- episodes -----------------------------------------------------------------------------------------------------
 
 
 def _episodes(run: RunData) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -67,7 +68,7 @@ class ListedRun:
     @property
     def environments(self) -> list[str]:
         tags = self.config.get("es_manager.val.env_configs.tags")
-        return [str(tag) for tag in tags] if isinstance(tags, list) else []
+        return list(map(str, tags)) if isinstance(tags, list) else []
 
     @property
     def model(self) -> str:
@@ -120,9 +121,6 @@ class ListedRun:
             "seconds_old": round(self.seconds_old, 1),
             "problems": list(self.problems),
         }
-
-
-# --- reading ------------------------------------------------------------------------------------------------------
 
 
 def find_runs(folders: Sequence[str] = ()) -> list[tuple[str, RunFolder]]:
@@ -221,10 +219,8 @@ def status_of(
 
 def _last_written(folder: RunFolder) -> float:
     for path in (folder.metrics_path, folder.config_path, folder.path):
-        try:
+        with suppress(OSError):
             return path.stat().st_mtime
-        except OSError:
-            continue
     return time.time()
 
 
@@ -239,15 +235,9 @@ def values_of(metrics: Metrics, metric: str) -> list[Value]:
 
 
 def value_text(metric: str, value: Value | None) -> str:
-    if value is None:
-        return "–"
-    if not metric.endswith("success"):
-        return short(value.value)
-    interval = value.interval
-    return percent(value.value) + (f" [{100 * interval.low:.1f}, {100 * interval.high:.1f}]" if interval else "")
-
-
-# --- comparing ----------------------------------------------------------------------------------------------------
+    if value is not None and metric.endswith("success"):
+        return percent(value.value, value.interval)
+    return short(value and value.value)
 
 
 def different_settings(runs: Sequence[ListedRun]) -> dict[str, list[Any]]:
