@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragen import __version__, extras
-from ragen.cli import estimates
+from ragen.cli import CommandParser, estimates
 from ragen.cli.estimates import POCKET, SMOLLM2, Experiment, ModelShape
-from ragen.cli.parser import CommandParser
 from ragen.machine import cached_models, cores, ram_bytes
 
 ROOT = Path(__file__).parents[3]  # of the checkout; an installed package has no constraints

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.text import Text
 
-from ragen.cli.parser import CommandParser
+from ragen.cli import CommandParser
 from ragen.diagnose.checks import CHECKS
 from ragen.errors import ConfigError, did_you_mean, shown
 from ragen.format import in_points, sparkline

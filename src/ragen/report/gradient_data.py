@@ -15,7 +15,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ WHICH = {AFTER: "after the filter", BEFORE: "among all groups"}
 TERMS = ("task", "entropy", "kl")
 NAMES = {"task": "task", "entropy": "entropy", "kl": "KL"}
 LOSSES = ("policy", "entropy", "kl", "total")
-ALL = "all"
 KEY = "trainer.gradient_analysis_mode=True"
 GROWS = 1.5  # top bucket to bottom bucket: beyond it a term grows with the reward variance, below 1/1.5 it falls
 MOSTLY_NOISE = 2.0  # signal to noise below which more than half of a squared norm is noise
@@ -77,7 +76,7 @@ class Analysis:
     run: str
     step: int
     row: Mapping[str, Any]
-    table: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    table: Sequence[Mapping[str, Any]] = ()
 
     def buckets(self, prefix: str = AFTER) -> list[Bucket]:
         """By growing reward variance; without `all`, and without those that hold nothing."""
@@ -86,13 +85,13 @@ class Analysis:
         found = [self._bucket(prefix, name) for _, name in numbered]
         return [bucket for bucket in found if any(bucket.get(term) is not None for term in TERMS)]
 
-    def whole(self, prefix: str = AFTER) -> Bucket:
-        return self._bucket(prefix, ALL)
+    def with_whole(self, prefix: str = AFTER) -> list[Bucket]:
+        """The buckets, and one of all groups."""
+        return [*self.buckets(prefix), self._bucket(prefix, "all")]
 
     def terms(self, prefix: str = AFTER) -> list[str]:
         """The terms that were differentiated."""
-        buckets = [*self.buckets(prefix), self.whole(prefix)]
-        return [term for term in TERMS if any(bucket.get(term) is not None for bucket in buckets)]
+        return [term for term in TERMS if any(bucket.get(term) is not None for bucket in self.with_whole(prefix))]
 
     def prefixes(self) -> list[str]:
         """Which groups were measured: those that the filter kept, and all of them."""

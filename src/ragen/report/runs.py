@@ -125,8 +125,11 @@ class ListedRun:
 
 def find_runs(folders: Sequence[str] = ()) -> list[tuple[str, RunFolder]]:
     """Every run folder at or below `folders` (default `ROOTS`), named by its path below that folder."""
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"{shown(folder)}: no such directory")
     found: dict[Path, tuple[str, RunFolder]] = {}
-    for root in run_roots(folders):
+    for root in filter(Path.is_dir, map(Path, folders or ROOTS)):
         for directory, folders_below, files in os.walk(root):
             folders_below[:] = sorted(
                 name for name in folders_below if name not in SKIPPED and not name.startswith((".", "global_step_"))
@@ -136,13 +139,6 @@ def find_runs(folders: Sequence[str] = ()) -> list[tuple[str, RunFolder]]:
                 name = path.relative_to(root).as_posix() if path != root else path.resolve().name
                 found.setdefault(path.resolve(), (name, RunFolder(path)))
     return list(found.values())
-
-
-def run_roots(folders: Sequence[str]) -> list[Path]:
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise ConfigError(f"{shown(folder)}: no such directory")
-    return [Path(folder) for folder in folders or ROOTS if Path(folder).is_dir()]
 
 
 def find_run(name: str, folders: Sequence[str] = (), caller: str = "") -> ListedRun:
