@@ -38,6 +38,11 @@ def compact(value: float) -> str:
     return str(value)
 
 
+def counted(number: int, noun: str) -> str:
+    """1 action, 2 actions."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
     """▁▅█: a curve of one line, between its lowest and its highest value unless other ends are given."""
     low, high = (min(values) if low is None else low), (max(values) if high is None else high)

@@ -69,9 +69,8 @@ def list_runs(folders: Sequence[str], sort: str = "age", metric: str | None = No
     headings = {key: key for key in rows[0]} | {"success": metric or "success"}
     for line in list_lines(rows, headings, screen.line_width):
         screen.print(line, soft_wrap=True)
-    for run in runs:
-        for problem in run.problems:
-            screen.print(f"{run.name}: {problem}", style="yellow", soft_wrap=True)
+    for problem in (f"{run.name}: {problem}" for run in runs for problem in run.problems):
+        screen.print(problem, style="yellow", soft_wrap=True)
     return 0
 
 
@@ -148,8 +147,7 @@ def compare_runs(names: Sequence[str], folders: Sequence[str] = (), as_json: boo
     lettered = dict(zip(letters, runs, strict=True))
     parts = [_run_lines(lettered), _settings_lines(lettered, screen.line_width)]
     for part in (*parts, *(_validation_lines(lettered, tag) for tag in tags)):
-        for line in part:
-            screen.print(line, soft_wrap=True)
+        screen.print(*part, sep="\n", soft_wrap=True)
     if not tags:
         screen.print("validation: no run was validated", soft_wrap=True)
     return 0
@@ -166,11 +164,9 @@ def _run_lines(runs: Mapping[str, ListedRun]) -> Iterator[Text]:
 def _settings_lines(runs: Mapping[str, ListedRun], width: int | None) -> Iterator[Text]:
     settings = different_settings(list(runs.values()))
     yield Text()
-    if not all(run.config for run in runs.values()):
-        yield Text("settings: not all of them can be read", "bold")
-        return
-    if not settings:
-        yield Text("settings: no difference", "bold")
+    is_readable = all(run.config for run in runs.values())
+    if not (is_readable and settings):
+        yield Text(f"settings: {'no difference' if is_readable else 'not all of them can be read'}", "bold")
         return
     yield Text("settings that differ", "bold")
     rows = [{"name": key} | dict(zip(runs, map(shown, values), strict=True)) for key, values in settings.items()]
@@ -216,8 +212,4 @@ def _comparison_data(runs: Sequence[ListedRun], tags: Sequence[str]) -> dict[str
             "last": [values[0].as_data() if values else None for values in lasts],
             "difference_from_first": [change._asdict() if change else {"problem": why} for change, why in changes],
         }
-    return {
-        "runs": [run.as_data() for run in runs],
-        "settings": different_settings(runs),
-        "validation": validation,
-    }
+    return {"runs": [run.as_data() for run in runs], "settings": different_settings(runs), "validation": validation}
