@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from ragen.statistics import Difference
+
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -10,6 +12,11 @@ def percent(value: float | None, interval: tuple[float, float] | None = None) ->
     """33.0 %, or 33.0 % [29.1, 37.2] with its interval."""
     bounds = "" if interval is None else f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
     return "–" if value is None else f"{100 * value:.1f} %{bounds}"
+
+
+def in_points(change: Difference) -> str:
+    """+15.2 [+10.3, +19.9]: a change of a success rate in percentage points, with its interval."""
+    return f"{100 * change.mean:+.1f} [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
 
 
 def short(value: float | None) -> str:
@@ -29,6 +36,11 @@ def compact(value: float) -> str:
         if abs(value) < limit:
             return f"{value / factor:.0f}" if not unit else f"{value / factor:.1f}{unit}"
     return str(value)
+
+
+def counted(number: int, noun: str) -> str:
+    """1 action, 2 actions."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:

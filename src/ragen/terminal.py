@@ -4,7 +4,7 @@
     with screen.taken_over():                          # restores the previous contents at the end
         screen.show([board, "reward +1.0"], footer=in_lines(["u undo", "q quit"], screen.width))
         screen.page(prompt, typed)
-    for line in table([{"tag": "Bandit", "random": "50 %"}], ["tag", "random"], screen.width):
+    for line in table([{"tag": "Bandit", "success": "50 %"}], {"tag": "tag", "success": "random"}, screen.width):
         screen.print(line, soft_wrap=True)
 
 Outside `taken_over`, and without a terminal, everything is printed one after the other.
@@ -99,7 +99,7 @@ def in_lines(items: Iterable[str], width: int) -> str:
 
 def table(
     rows: Sequence[Mapping[str, str]],
-    headings: Mapping[str, str] | Sequence[str],
+    headings: Mapping[str, str],
     width: int | None,
     right: Collection[str] = (),
     dropped: Sequence[str] = (),
@@ -111,9 +111,8 @@ def table(
     To fit the width, columns are dropped in the order of `dropped` until the first column would keep at least `keep`
     characters (by default all of them); then the first column is cut.
     """
-    titles = headings if isinstance(headings, Mapping) else {name: name for name in headings}
-    columns = list(titles)
-    widths = {key: max(len(row[key]) for row in (titles, *rows)) for key in columns}
+    columns = list(headings)
+    widths = {key: max(len(row[key]) for row in (headings, *rows)) for key in columns}
     first = columns[0]
 
     def excess() -> float:
@@ -125,12 +124,12 @@ def table(
     if excess() > 0:
         widths[first] = max(min(widths[first], FIRST_COLUMN), widths[first] - int(excess()))
     lines = []
-    for row in (titles, *rows):
-        line = Text(style="dim" if row is titles else "")
+    for row in (headings, *rows):
+        line = Text(style="dim" if row is headings else "")
         for key in columns:
             text = shortened(row[key], widths[key])
             cell = text.rjust(widths[key]) if key in right else text.ljust(widths[key])
-            line.append("  " if line else "").append(cell, "" if row is titles else style(key, row[key]))
+            line.append("  " if line else "").append(cell, "" if row is headings else style(key, row[key]))
         line.rstrip()
         lines.append(line)
     return lines

@@ -347,7 +347,7 @@ def test_pairs_can_tell_more_than_intervals():
     after = [{"tag": "CoordSokoban", "seed": seed, "success": seed < 60} for seed in range(100)]
     found = verdict(metrics, before, after)
     assert found.headline == "Validation success rose by 10.0 points"
-    assert "The 95 % intervals overlap. Level by level, on 100 shared levels, +10.0 points [" in found.sentences[0]
+    assert "The 95 % intervals overlap. Level by level, on 100 shared levels, +10.0 [" in found.sentences[0]
     assert found.sentences[0].endswith("this is more than noise.")
     twice = verdict(metrics, before * 2, after * 2)
     assert "Level by level" not in twice.sentences[0], "two tries at a level are no pair"

@@ -366,7 +366,7 @@ def test_a_comparison_to_the_letter(place, capsys):
         f"validation, {TAG}",
         "A  50.0 % [40.0, 60.0] step 10  ▁▅",
         "B  75.0 % [65.0, 85.0] step 20  ▁▁█",
-        "B - A  +25.0 points [+20.6, +29.1] on 400 shared levels: more than noise",
+        "B - A  +25.0 [+20.6, +29.1] points on 400 shared levels: more than noise",
     ]
     assert compare_runs(["a", "ragen/b"], as_json=True) == 0
     data = json.loads(capsys.readouterr().out)

@@ -11,12 +11,15 @@ import argparse
 import importlib
 import io
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any, NoReturn
 
 from ragen import __version__
-from ragen.errors import RunFailed
+from ragen.errors import RunFailed, did_you_mean
 
 VERBS = {
     "train": "train an agent, or show the plan of a run (--dry-run)",
@@ -74,15 +77,33 @@ def verb_module(verb: str) -> ModuleType:
 
 def top_parser(with_options: bool = False) -> argparse.ArgumentParser:
     """The verbs for `ragen --help`; `with_options` adds the options of every verb, for shell completion."""
-    parser = argparse.ArgumentParser(
-        prog="ragen", description="Multi-turn reinforcement learning for language-model agents."
-    )
+    about = "Multi-turn reinforcement learning for language-model agents."
+    parser = argparse.ArgumentParser(prog="ragen", description=about)
     parser.add_argument("--version", action="version", version=f"ragen {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, about in VERBS.items():
+    for name, purpose in VERBS.items():
         parents = [verb_module(name).parser()] if with_options else []
-        verbs.add_parser(name, help=about, parents=parents, add_help=False)
+        verbs.add_parser(name, help=purpose, parents=parents, add_help=False)
     return parser
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Its help is the docstring of a verb: a description, and after the first empty line what follows the options."""
+
+    def __init__(self, verb: str, about: str | None, **settings: Any):
+        description, _, epilog = (about or "").partition("\n\n")
+        super().__init__(
+            prog=f"ragen {verb}",
+            description=textwrap.fill(description, 79),
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **settings,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Suggest the nearest option for an unknown one."""
+        unknown = re.match("unrecognized arguments: (--[a-z-]+)", message)
+        super().error(message + (did_you_mean(unknown[1], self._option_string_actions) if unknown else ""))
 
 
 def _failed(verb: str, error: object, status: int) -> int:

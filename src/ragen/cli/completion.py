@@ -8,8 +8,7 @@ examples:
 import argparse
 from collections.abc import Sequence
 
-from ragen.cli import top_parser
-from ragen.cli.parser import CommandParser
+from ragen.cli import CommandParser, top_parser
 from ragen.errors import ConfigError
 
 

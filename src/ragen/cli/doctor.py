@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragen import __version__, extras
-from ragen.cli import estimates
+from ragen.cli import CommandParser, estimates
 from ragen.cli.estimates import POCKET, SMOLLM2, Experiment, ModelShape
-from ragen.cli.parser import CommandParser
 from ragen.machine import cached_models, cores, ram_bytes
 
 ROOT = Path(__file__).parents[3]  # of the checkout; an installed package has no constraints
@@ -55,9 +54,6 @@ def run(arguments: Sequence[str]) -> int:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else 120
         print("\n".join(lines(machine, found, width)))
     return 0 if any(item.model is POCKET and result.here != "no" for item, result in found) else 1
-
-
-# --- the machine --------------------------------------------------------------------------------------------------
 
 
 class Gpu(NamedTuple):
@@ -204,9 +200,6 @@ def _wandb(environ: Mapping[str, str]) -> str:
     return f"{version}, {'with a key' if wandb_key(environ) else 'no key: runs are logged offline'}"
 
 
-# --- what can run -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Feasibility:
     here: str  # yes, slow or no
@@ -259,9 +252,6 @@ def _problem(model: ModelShape, need: int, num_gpus: int, machine: Machine) -> s
     if model not in (POCKET, SMOLLM2) and model.name not in machine.cached and not machine.hub_answers:
         return "weights not in the cache, no hub"
     return ""
-
-
-# --- text ---------------------------------------------------------------------------------------------------------
 
 
 def lines(machine: Machine, found: Sequence[tuple[Experiment, Feasibility]], width: int) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from ragen.cli.parser import CommandParser
+from ragen.cli import CommandParser
 from ragen.config import derive
 from ragen.config.compose import training_config
 from ragen.env.registry import catalogue, make
@@ -53,4 +53,4 @@ def _row(tag: str, num_levels: int) -> dict[str, str]:
 
 
 def lines(rows: Sequence[dict[str, str]], width: int) -> list[Text]:
-    return table(rows, list(rows[0]), width, right=list(rows[0])[1:], dropped=("turns", "actions"))
+    return table(rows, {name: name for name in rows[0]}, width, right=list(rows[0])[1:], dropped=("turns", "actions"))

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ragen.cli.parser import CommandParser
+from ragen.cli import CommandParser
 from ragen.invocation_dir import caller_folder, from_caller, model_from
 
 

@@ -17,7 +17,7 @@ examples:
 import argparse
 from collections.abc import Sequence
 
-from ragen.cli.parser import CommandParser
+from ragen.cli import CommandParser
 from ragen.errors import ConfigError
 from ragen.invocation_dir import caller_folder, model_from
 

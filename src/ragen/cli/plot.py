@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ragen.cli.parser import CommandParser
+from ragen.cli import CommandParser
 from ragen.errors import ConfigError
 from ragen.extras import require
 from ragen.invocation_dir import caller_folder, from_caller
@@ -43,11 +43,11 @@ def run(arguments: Sequence[str]) -> int:
             print(f"{source.name}: {', '.join(map(str, gradient_data.steps(source))) or 'no gradient analysis'}")
         return 0
     require("plots")
-    from ragen.report.gradient_plots import note_without_table, plot
+    from ragen.report.gradient_plots import plot
 
     output = Path(from_caller(options.output_dir, caller)) if options.output_dir else None
-    for note in filter(None, map(note_without_table, sources)):
-        print(f"note: {note}", file=sys.stderr)
+    for name in (source.name for source in sources if not source.table):
+        print(f"note: {name} has no {gradient_data.TABLE}: its CSV holds the means of the buckets", file=sys.stderr)
     for path in plot(sources, options.step or (), output):
         print(path)
     return 0

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ragen.cli.parser import CommandParser
+from ragen.cli import CommandParser
 from ragen.errors import ConfigError
 from ragen.invocation_dir import caller_folder, from_caller
 

@@ -15,15 +15,14 @@ from typing import Any
 
 from rich.text import Text
 
-from ragen.cli.parser import CommandParser
+from ragen.cli import CommandParser
 from ragen.diagnose.checks import CHECKS
 from ragen.errors import ConfigError, did_you_mean, shown
-from ragen.format import sparkline
+from ragen.format import in_points, sparkline
 from ragen.invocation_dir import caller_folder, from_caller
 from ragen.report import runs as on_disk
 from ragen.report.runs import ListedRun, difference, different_settings, value_text, values_of
 from ragen.report.verdict import PREFIX, validation_tags
-from ragen.statistics import Difference
 from ragen.terminal import Screen, shortened, table
 
 STYLES = {"running": "cyan", "finished": "green", "interrupted": "yellow", "stopped early": "red"}
@@ -51,9 +50,6 @@ def run(arguments: Sequence[str]) -> int:
     return list_runs(folders, options.sort, options.metric, options.json)
 
 
-# --- the list -----------------------------------------------------------------------------------------------------
-
-
 def list_runs(folders: Sequence[str], sort: str = "age", metric: str | None = None, as_json: bool = False) -> int:
     """Print one line for each run; newest first, or sorted by a column, numbers from high to low."""
     if sort not in SORT_KEYS:
@@ -73,9 +69,8 @@ def list_runs(folders: Sequence[str], sort: str = "age", metric: str | None = No
     headings = {key: key for key in rows[0]} | {"success": metric or "success"}
     for line in list_lines(rows, headings, screen.line_width):
         screen.print(line, soft_wrap=True)
-    for run in runs:
-        for problem in run.problems:
-            screen.print(f"{run.name}: {problem}", style="yellow", soft_wrap=True)
+    for problem in (f"{run.name}: {problem}" for run in runs for problem in run.problems):
+        screen.print(problem, style="yellow", soft_wrap=True)
     return 0
 
 
@@ -139,9 +134,6 @@ def age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-# --- the comparison -----------------------------------------------------------------------------------------------
-
-
 def compare_runs(names: Sequence[str], folders: Sequence[str] = (), as_json: bool = False, caller: str = "") -> int:
     """Print the settings that differ, and validation with the difference from the first run."""
     if len(names) < 2:
@@ -155,8 +147,7 @@ def compare_runs(names: Sequence[str], folders: Sequence[str] = (), as_json: boo
     lettered = dict(zip(letters, runs, strict=True))
     parts = [_run_lines(lettered), _settings_lines(lettered, screen.line_width)]
     for part in (*parts, *(_validation_lines(lettered, tag) for tag in tags)):
-        for line in part:
-            screen.print(line, soft_wrap=True)
+        screen.print(*part, sep="\n", soft_wrap=True)
     if not tags:
         screen.print("validation: no run was validated", soft_wrap=True)
     return 0
@@ -173,11 +164,9 @@ def _run_lines(runs: Mapping[str, ListedRun]) -> Iterator[Text]:
 def _settings_lines(runs: Mapping[str, ListedRun], width: int | None) -> Iterator[Text]:
     settings = different_settings(list(runs.values()))
     yield Text()
-    if not all(run.config for run in runs.values()):
-        yield Text("settings: not all of them can be read", "bold")
-        return
-    if not settings:
-        yield Text("settings: no difference", "bold")
+    is_readable = all(run.config for run in runs.values())
+    if not (is_readable and settings):
+        yield Text(f"settings: {'no difference' if is_readable else 'not all of them can be read'}", "bold")
         return
     yield Text("settings that differ", "bold")
     rows = [{"name": key} | dict(zip(runs, map(shown, values), strict=True)) for key, values in settings.items()]
@@ -208,13 +197,10 @@ def _validation_lines(runs: Mapping[str, ListedRun], tag: str) -> Iterator[Text]
     for letter in others:
         if series[first] and series[letter]:
             change, problem = difference(runs[first], runs[letter], tag)
-            yield Text(f"{letter} - A  {_change_text(change) if change else problem}")
-
-
-def _change_text(change: Difference) -> str:
-    span = f"{100 * change.mean:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
-    verdict = "within noise" if change.is_noise else "more than noise"
-    return f"{span} on {change.num_levels} shared levels: {verdict}"
+            if change is not None:
+                verdict = "within noise" if change.is_noise else "more than noise"
+                problem = f"{in_points(change)} points on {change.num_levels} shared levels: {verdict}"
+            yield Text(f"{letter} - A  {problem}")
 
 
 def _comparison_data(runs: Sequence[ListedRun], tags: Sequence[str]) -> dict[str, Any]:
@@ -226,8 +212,4 @@ def _comparison_data(runs: Sequence[ListedRun], tags: Sequence[str]) -> dict[str
             "last": [values[0].as_data() if values else None for values in lasts],
             "difference_from_first": [change._asdict() if change else {"problem": why} for change, why in changes],
         }
-    return {
-        "runs": [run.as_data() for run in runs],
-        "settings": different_settings(runs),
-        "validation": validation,
-    }
+    return {"runs": [run.as_data() for run in runs], "settings": different_settings(runs), "validation": validation}

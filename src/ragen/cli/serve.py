@@ -11,7 +11,7 @@ examples:
 import argparse
 from collections.abc import Sequence
 
-from ragen.cli.parser import CommandParser
+from ragen.cli import CommandParser
 from ragen.extras import require
 from ragen.invocation_dir import caller_folder, model_from
 

@@ -6,7 +6,7 @@ run(["kl_sweep", "--kl-values", "0,0.01", "--dry-run"])
 import argparse
 from collections.abc import Sequence
 
-from ragen.cli.parser import CommandParser
+from ragen.cli import CommandParser
 
 
 def parser() -> argparse.ArgumentParser:

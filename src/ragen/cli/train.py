@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ragen.cli.parser import CommandParser
+from ragen.cli import CommandParser
 from ragen.errors import ConfigError, RunFailed
 from ragen.extras import install_loggers, require
 from ragen.invocation_dir import caller_folder, from_caller

@@ -20,7 +20,7 @@ from ragen.env.registry import make
 from ragen.evaluate.metrics import difference
 from ragen.evaluate.run import ModelResult
 from ragen.evaluate.setting import Setting
-from ragen.format import markdown_table, percent
+from ragen.format import in_points, markdown_table, percent
 from ragen.report import charts, pages, replay
 from ragen.report.charts import Bar, BarGroup
 from ragen.statistics import Estimate
@@ -96,8 +96,7 @@ def _difference(row: ModelResult, rows: Sequence[ModelResult]) -> str:
     if reference is None or found is None:
         return DASH
     against = reference.model if reference.model != row.model else f"{reference.max_turn} turns"
-    mean, low, high = (f"{100 * value:+.1f}" for value in (found.mean, found.low, found.high))
-    return f"{mean} [{low}, {high}]{', noise' if found.is_noise else ''} vs {against}"
+    return f"{in_points(found)}{', noise' if found.is_noise else ''} vs {against}"
 
 
 def _notes(row: ModelResult) -> Iterator[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from ragen.format import percent
+from ragen.format import in_points, percent
 from ragen.report.runs import ListedRun, Value, paired_outcomes, read_run, value_text, values_of
 from ragen.report.verdict import PREFIX, early_stop, validation_tags
 from ragen.statistics import Difference, Interval, Rate, mean_interval, paired_difference
@@ -317,10 +317,7 @@ def _caveats(found: Sequence[Standing], num_compared: int) -> list[str]:
 
 
 def change_text(change: Change | None) -> str:
-    if change is None:
-        return "–"
-    pooled = change.pooled
-    return f"{100 * pooled.mean:+.1f} [{100 * pooled.low:+.1f}, {100 * pooled.high:+.1f}] points"
+    return "–" if change is None else f"{in_points(change.pooled)} points"
 
 
 def seeds_text(values: Sequence[float]) -> str:

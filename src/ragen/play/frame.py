@@ -13,6 +13,7 @@ from rich.text import Text
 from ragen.agent.episode import actions_left
 from ragen.agent.prompt import STYLES
 from ragen.env.base import Environment
+from ragen.format import counted
 from ragen.play.game import Game, PlayedLevel
 from ragen.terminal import in_lines
 from ragen.types import EpisodeState
@@ -48,12 +49,12 @@ def frame(level: PlayedLevel, message: str = "", compact_width: int | None = Non
         board(game.drawn_env, episode),
     ]
     if not (compact and episode.finished):
-        left = f"{actions_left(episode, game.tag)} of {count(game.tag.max_actions_per_traj)} left"
+        left = f"{actions_left(episode, game.tag)} of {counted(game.tag.max_actions_per_traj, 'action')} left"
         shown.append(f"reward {points(episode.reward + episode.penalty)} · {left}")
     if message:
         shown.append(Text(message, "yellow"))
     if episode.finished:
-        result = Text.assemble(ending(episode), f" after {count(episode.num_actions)}")
+        result = Text.assemble(ending(episode), f" after {counted(episode.num_actions, 'action')}")
         moves = _move_lines(level, compact_width) if compact_width is not None else move_table(level)
         shown += [*([] if compact else [""]), result, moves, optimum(game, level.seed, level.split)]
     return shown
@@ -126,14 +127,10 @@ def optimum(game: Game, seed: int, split: str) -> str:
     while not level.episode.finished:
         level.act(game.best_actions(level.episode)[0])
     words = ", ".join(move.word for move in level.moves)
-    return f"optimal: {words} ({count(len(level.moves))}, reward {points(level.episode.reward)})"
+    return f"optimal: {words} ({counted(len(level.moves), 'action')}, reward {points(level.episode.reward)})"
 
 
 def points(reward: float) -> str:
     """One decimal, or two where the second is not 0."""
     rounded = round(reward, 2) + 0.0  # -0.0 is 0
     return f"{rounded:+.1f}" if rounded == round(rounded, 1) else f"{rounded:+.2f}"
-
-
-def count(num_actions: int) -> str:
-    return "1 action" if num_actions == 1 else f"{num_actions} actions"

@@ -16,8 +16,8 @@ from ragen.config.pocket_defaults import PACKAGED
 from ragen.engine.base import Prompt, Sampled
 from ragen.env.base import Action
 from ragen.errors import ConfigError, nearest_of
-from ragen.evaluate.models import LocalModel, local_model
-from ragen.evaluate.setting import Setting, Wanted, settings
+from ragen.evaluate.models import local_model
+from ragen.evaluate.setting import Wanted, settings
 from ragen.play.frame import board, ending
 from ragen.play.game import PLAYERS
 from ragen.rollout.collect import GroupRequest, PlayedEpisode, World
@@ -29,10 +29,19 @@ THOUGHT, ANSWER, PROMPT = "dim", "bold", "magenta"
 
 def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool, temperature: float) -> int:
     """Show one level. Returns the exit status."""
-    model, setting = _prepare(environment, agent, temperature)
+    if not (temperature >= 0 and math.isfinite(temperature)):
+        raise ConfigError(f"--temperature {temperature}: must be 0 (greedy) or more")
+    model = local_model(agent)
+    if "/" not in agent and agent not in PACKAGED and not Path(agent).is_dir():
+        known = [*PLAYERS, *PACKAGED]
+        raise ConfigError(f"--agent {agent}: no player, model or directory with this name{nearest_of(agent, known)}")
+    wanted = Wanted([model], environments=[environment], episodes=1, samples=1, temperature=temperature)
+    setting = settings(wanted)[0]
     config, tag = setting.config, setting.config.es_manager.val.env_configs.tags[0]
     for note in setting.notes:
         print(f"note: {note}", file=sys.stderr)
+
+    # Heavy: only after every argument was checked.
     from ragen.engine.native.engine import NativeEngine
     from ragen.evaluate.run import local_player, worlds_of
     from ragen.serve.engine import StreamingEngine
@@ -49,18 +58,6 @@ def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool,
     engine.run([shown], sampling)
     shown.print_end()
     return 0
-
-
-def _prepare(environment: str, agent: str, temperature: float) -> tuple[LocalModel, Setting]:
-    """Check every argument before anything heavy is loaded."""
-    if not (temperature >= 0 and math.isfinite(temperature)):
-        raise ConfigError(f"--temperature {temperature}: must be 0 (greedy) or more")
-    model = local_model(agent)
-    if "/" not in agent and agent not in PACKAGED and not Path(agent).is_dir():
-        known = [*PLAYERS, *PACKAGED]
-        raise ConfigError(f"--agent {agent}: no player, model or directory with this name{nearest_of(agent, known)}")
-    wanted = Wanted([model], environments=[environment], episodes=1, samples=1, temperature=temperature)
-    return model, settings(wanted)[0]
 
 
 class ShownEpisode(PlayedEpisode):

@@ -21,14 +21,13 @@ def play(game: Game, seed: int, split: str, agent: str, show_prompt: bool) -> in
     with screen.taken_over():
         screen.show(frame(level))
         while not level.episode.finished:
-            word = _random_action(level) if agent == "random" else game.best_actions(level.episode)[0]
+            if agent == "random":
+                words = list(level.actions.values())
+                word = words[int(uniform("play", seed, level.episode.num_actions) * len(words))]
+            else:
+                word = game.best_actions(level.episode)[0]
             level.act(word)
             if screen.is_terminal:
                 time.sleep(SECONDS_BETWEEN_FRAMES)
             screen.show(frame(level, f"{agent} plays {word}"))
     return 0
-
-
-def _random_action(level: PlayedLevel) -> str:
-    words = list(level.actions.values())
-    return words[int(uniform("play", level.seed, level.episode.num_actions) * len(words))]

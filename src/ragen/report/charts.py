@@ -10,7 +10,7 @@ Numbers that are not finite leave a gap in the line and a mark on the axis. All 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
 from typing import TypeVar
 
 from markupsafe import Markup
@@ -94,16 +94,15 @@ def line_chart(
 ) -> Markup:
     """One chart over training steps. `end_labels` writes each line's name and last value at its right end."""
     width, height = size
-    values = [y for line in lines for _, y in line.points] + [level.value for level in levels]
-    values += [y for line in lines for _, *ends in line.band for y in ends]
-    xs = [x for line in lines for x, _ in line.points]
+    xs, ys = ([point[side] for line in lines for point in line.points] for side in (0, 1))
+    values = [*ys, *(level.value for level in levels), *chain(*(ends for line in lines for _, *ends in line.band))]
     labels = [(level.value, f"{level.label} {axis.text(level.value)}", "level") for level in levels]
     for index, line in enumerate(lines):
         last = next((y for _, y in reversed(line.points) if math.isfinite(y)), None)
         if last is not None:
             labels.append((last, f"{line.label} {axis.text(last)}", _colour(line, index)))
     room = 14 + 6.4 * max((len(text) for _, text, _ in labels), default=0) if end_labels else 12
-    ticks = _ticks([value for value in values if math.isfinite(value)], axis, height)
+    ticks = _ticks(list(filter(math.isfinite, values)), axis, height)
     frame = _Frame((min(xs, default=0), max(xs, default=1)), ticks, axis, width - room, (10, height - 24))
     parts = [*frame.grid(), *_steps(frame), frame.bottom_line()]
     parts += [frame.across_line(level.value, "level") for level in levels]
@@ -112,10 +111,8 @@ def line_chart(
     if end_labels:
         wanted = sorted((frame.y(value), text, css) for value, text, css in labels)
         heights = spread([y for y, _, _ in wanted], gap=14, low=frame.top, high=frame.bottom)
-        parts += [
-            _text(text, frame.right + 8, y + 4, f"label {css}")
-            for y, (_, text, css) in zip(heights, wanted, strict=True)
-        ]
+        for y, (_, text, css) in zip(heights, wanted, strict=True):
+            parts.append(_text(text, frame.right + 8, y + 4, f"label {css}"))
     return _svg(size, parts, name)
 
 
@@ -124,10 +121,9 @@ def xy_chart(lines: Sequence[Line], x_name: str, y_name: str, size: Size, name: 
     width, height = size
     x_ticks = nice_ticks(*_with_zero([x for line in lines for x, _ in line.points]), 5)
     y_ticks = nice_ticks(*_with_zero([y for line in lines for _, y in line.points]), 4)
-    axis = Axis()
-    frame = _Frame((x_ticks[0], x_ticks[-1]), y_ticks, axis, width - 12, (22, height - 38))
+    frame = _Frame((x_ticks[0], x_ticks[-1]), y_ticks, FREE, width - 12, (22, height - 38))
     parts = list(frame.grid())
-    parts += [_text(axis.tick(tick), frame.x(tick), frame.bottom + 15, anchor="middle") for tick in x_ticks]
+    parts += [_text(FREE.tick(tick), frame.x(tick), frame.bottom + 15, anchor="middle") for tick in x_ticks]
     parts += [frame.bottom_line(), _text(y_name, frame.left, 10), _text(x_name, frame.right, height - 6, anchor="end")]
     for index, line in enumerate(lines):
         css = _colour(line, index)
@@ -253,13 +249,8 @@ def _with_zero(values: Sequence[float]) -> Point:
 
 def _segments(points: Sequence[Numbers]) -> list[list[Numbers]]:
     """Runs of points without a non-finite number among them."""
-    runs: list[list[Numbers]] = [[]]
-    for point in points:
-        if all(math.isfinite(value) for value in point):
-            runs[-1].append(point)
-        elif runs[-1]:
-            runs.append([])
-    return [run for run in runs if run]
+    runs = groupby(points, key=lambda point: all(map(math.isfinite, point)))
+    return [list(run) for is_finite, run in runs if is_finite]
 
 
 # --- parts --------------------------------------------------------------------------------------------------------
@@ -275,10 +266,10 @@ MARKS: tuple[Callable[[float, float], str], ...] = (
 
 def element(name: str, *children: object, **attributes: object) -> Markup:
     """An element with escaped text and attributes: `class_` is `class`, `text_anchor` is `text-anchor`."""
-    shown = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(f"{value:.1f}" if isinstance(value, float) else value)}"'
-        for key, value in attributes.items()
-    )
+    shown = ""
+    for key, value in attributes.items():
+        text = escape(f"{value:.1f}" if isinstance(value, float) else value)
+        shown += f' {key.rstrip("_").replace("_", "-")}="{text}"'
     content = "".join(map(escape, children))
     return Markup(f"<{name}{shown}>{content}</{name}>" if children else f"<{name}{shown}/>")
 

@@ -5,7 +5,7 @@
     analysis = at(source, 51)
     analysis.buckets()                              # bucket_1, bucket_2, … by growing reward variance, after the filter
     analysis.buckets(BEFORE)                        # the same of all groups; empty if not measured
-    analysis.buckets()[0].norm("task")
+    analysis.buckets()[0].get("task")                # the norm of the task gradient
     answer(analysis).sentence                       # does the task gradient grow with the reward variance?
 
 A number that was not measured, and one that is not finite, is None.
@@ -15,7 +15,7 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ WHICH = {AFTER: "after the filter", BEFORE: "among all groups"}
 TERMS = ("task", "entropy", "kl")
 NAMES = {"task": "task", "entropy": "entropy", "kl": "KL"}
 LOSSES = ("policy", "entropy", "kl", "total")
-ALL = "all"
 KEY = "trainer.gradient_analysis_mode=True"
 GROWS = 1.5  # top bucket to bottom bucket: beyond it a term grows with the reward variance, below 1/1.5 it falls
 MOSTLY_NOISE = 2.0  # signal to noise below which more than half of a squared norm is noise
@@ -60,9 +59,6 @@ class Bucket:
     def get(self, key: str) -> float | None:
         return finite(self.values, key)
 
-    def norm(self, term: str) -> float | None:
-        return self.get(term)
-
     @property
     def number(self) -> str:
         return self.name.removeprefix("bucket_")
@@ -80,7 +76,7 @@ class Analysis:
     run: str
     step: int
     row: Mapping[str, Any]
-    table: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    table: Sequence[Mapping[str, Any]] = ()
 
     def buckets(self, prefix: str = AFTER) -> list[Bucket]:
         """By growing reward variance; without `all`, and without those that hold nothing."""
@@ -89,24 +85,21 @@ class Analysis:
         found = [self._bucket(prefix, name) for _, name in numbered]
         return [bucket for bucket in found if any(bucket.get(term) is not None for term in TERMS)]
 
-    def whole(self, prefix: str = AFTER) -> Bucket:
-        return self._bucket(prefix, ALL)
+    def with_whole(self, prefix: str = AFTER) -> list[Bucket]:
+        """The buckets, and one of all groups."""
+        return [*self.buckets(prefix), self._bucket(prefix, "all")]
 
     def terms(self, prefix: str = AFTER) -> list[str]:
         """The terms that were differentiated."""
-        buckets = [*self.buckets(prefix), self.whole(prefix)]
-        return [term for term in TERMS if any(bucket.norm(term) is not None for bucket in buckets)]
-
-    def has(self, prefix: str) -> bool:
-        return bool(self.buckets(prefix))
+        return [term for term in TERMS if any(bucket.get(term) is not None for bucket in self.with_whole(prefix))]
 
     def prefixes(self) -> list[str]:
         """Which groups were measured: those that the filter kept, and all of them."""
-        return [AFTER, BEFORE] if self.has(BEFORE) else [AFTER]
+        return [AFTER, BEFORE] if self.buckets(BEFORE) else [AFTER]
 
     def norms_by_std(self, term: str, prefix: str = AFTER) -> list[tuple[float, float]]:
         """(mean reward std, norm) of the buckets in which both are known."""
-        pairs = [(bucket.reward_std, bucket.norm(term)) for bucket in self.buckets(prefix)]
+        pairs = [(bucket.reward_std, bucket.get(term)) for bucket in self.buckets(prefix)]
         return [(std, norm) for std, norm in pairs if std is not None and norm is not None]
 
     def cosine(self, one: str, other: str, prefix: str = AFTER) -> float | None:
@@ -114,8 +107,8 @@ class Analysis:
         if one == other:
             return 1.0
         start = _beside("grad_cos", prefix)
-        pairs = (f"{start}/task/{one}/{other}", f"{start}/task/{other}/{one}")
-        return next((value for key in pairs if (value := finite(self.row, key)) is not None), None)
+        found = [finite(self.row, f"{start}/task/{pair}") for pair in (f"{one}/{other}", f"{other}/{one}")]
+        return found[1] if found[0] is None else found[0]
 
     def _bucket(self, prefix: str, name: str) -> Bucket:
         start = f"{prefix}/{name}/"
@@ -132,9 +125,6 @@ class Analysis:
 
 def _beside(family: str, prefix: str) -> str:
     return f"{family}{prefix.removeprefix(AFTER)}"
-
-
-# --- reading ------------------------------------------------------------------------------------------------------
 
 
 def from_folder(path: str | Path) -> Source:
@@ -154,8 +144,9 @@ def from_wandb(path: str) -> Source:
 
     try:
         run = wandb.Api().run(path)
-        source = Source(_plain_name(f"{run.name}_{run.id}"), _history(run.scan_history()))
-        return source if steps(source) else Source(source.name, _history([dict(run.summary)]))
+        name = re.sub(r"[^\w.+-]+", "_", f"{run.name}_{run.id}").strip("_.") or "run"
+        source = Source(name, _history(run.scan_history()))
+        return source if steps(source) else Source(name, _history([dict(run.summary)]))
     except (wandb.Error, OSError, ValueError) as error:
         raise ConfigError(f"--wandb-path {path}: {' '.join(str(error).split())}") from error
 
@@ -164,15 +155,9 @@ def _history(rows: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
     """By step; lines of one step are one row."""
     found: dict[int, dict[str, Any]] = {}
     for row in rows:
-        step = finite(row, "_step")
-        if step is not None:
-            known = {key: value for key, value in row.items() if value is not None}
-            found.setdefault(int(step), {}).update(known)
+        if (step := finite(row, "_step")) is not None:
+            found.setdefault(int(step), {}).update({key: value for key, value in row.items() if value is not None})
     return found
-
-
-def _plain_name(text: str) -> str:
-    return re.sub(r"[^\w.+-]+", "_", text).strip("_.") or "run"
 
 
 def steps(source: Source) -> list[int]:
@@ -207,9 +192,6 @@ def _why_none(source: Source) -> str:
         return f"{source.name} holds no gradient analysis: train with {KEY}"
     listed = ", ".join(map(str, empty))
     return f"{source.name}: the filter kept no group at step {listed}, so there is nothing to show; probe another step"
-
-
-# --- the question -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

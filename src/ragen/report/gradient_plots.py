@@ -21,11 +21,12 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ragen.format import short
-from ragen.report.gradient_data import AFTER, BEFORE, LOSSES, NAMES, TABLE, Analysis, Bucket, Source, analyses
+from ragen.report.gradient_data import AFTER, BEFORE, LOSSES, NAMES, Analysis, Bucket, Source, analyses
 from ragen.store.fsync import write_whole
 
 if TYPE_CHECKING:
@@ -69,11 +70,6 @@ def plot(sources: Sequence[Source], wanted: Sequence[int] = (), output: Path | N
         grid = grid_figure(found)
         paths += [_save(grid, root / f"gradient_analysis_grid{suffix}", GRID_DPI) for suffix in (".png", ".svg")]
     return paths
-
-
-def note_without_table(source: Source) -> str:
-    """What a reader of the CSV has to know."""
-    return "" if source.table else f"{source.name} has no {TABLE}: its CSV holds the means of the buckets"
 
 
 def _folder_names(sources: Sequence[Source]) -> list[str]:
@@ -135,9 +131,6 @@ def _save(figure: "Figure", path: Path, dpi: int) -> Path:
     return path
 
 
-# --- bars of a step -----------------------------------------------------------------------------------------------
-
-
 class Panel(NamedTuple):
     """Bars of the buckets, with the value above each and its reward std or number of groups below."""
 
@@ -154,15 +147,15 @@ def norms_figure(analysis: Analysis) -> "Figure":
     rows: list[list[Panel]] = []
     for prefix in analysis.prefixes():
         rows.append([])
-        buckets = [*analysis.buckets(prefix), analysis.whole(prefix)]
+        buckets = analysis.with_whole(prefix)
         for term in ("kl", "entropy", "task"):
             title, y_label = f"{NAMES[term]}, {GROUPS[prefix]}", NORM if term == "task" else WEIGHED
-            rows[-1].append(Panel(title, y_label, term, buckets, [bucket.norm(term) for bucket in buckets]))
+            rows[-1].append(Panel(title, y_label, term, buckets, [bucket.get(term) for bucket in buckets]))
     return _bar_figure(analysis, rows)
 
 
 def losses_figure(analysis: Analysis) -> "Figure":
-    buckets = [*analysis.buckets(), analysis.whole()]
+    buckets = analysis.with_whole()
     panels = []
     for loss in LOSSES:
         values = [bucket.get(f"loss/{loss}") for bucket in buckets]
@@ -182,7 +175,7 @@ def reward_std_figure(analysis: Analysis) -> "Figure | None":
 
 def normed_figure(analysis: Analysis) -> "Figure":
     """Norms divided by the number of samples, and by the number of tokens."""
-    buckets = [*analysis.buckets(), analysis.whole()]
+    buckets = analysis.with_whole()
     rows: list[list[Panel]] = []
     for unit in ("sample", "token"):
         rows.append([])
@@ -195,7 +188,7 @@ def normed_figure(analysis: Analysis) -> "Figure":
 
 def _bar_figure(analysis: Analysis, rows: Sequence[Sequence[Panel]]) -> "Figure":
     figure, axes = _figure(analysis, len(rows), len(rows[0]))
-    for ax, panel in zip(axes.flat, [panel for row in rows for panel in row], strict=True):
+    for ax, panel in zip(axes.flat, chain(*rows), strict=True):
         _bars(ax, panel)
     return figure
 
@@ -210,13 +203,8 @@ def _figure(analysis: Analysis, num_rows: int, num_columns: int) -> tuple["Figur
 
 def _bars(ax: "Axes", panel: Panel, num_digits: int = 3) -> None:
     known = {index: value for index, value in enumerate(panel.values) if value is not None}
-    look: dict[str, Any] = {
-        "color": COLOURS[panel.kind],
-        "hatch": HATCHES[panel.kind],
-        "edgecolor": "black",
-        "linewidth": 0.6,
-    }
-    drawn = ax.bar(list(known), list(known.values()), width=0.7, **look)
+    look: dict[str, Any] = {"color": COLOURS[panel.kind], "hatch": HATCHES[panel.kind], "edgecolor": "black"}
+    drawn = ax.bar(list(known), list(known.values()), width=0.7, linewidth=0.6, **look)
     ax.bar_label(drawn, [f"{value:.{num_digits}g}" for value in known.values()], padding=2, fontsize=7, bbox=LABEL)
     ax.set_xticks(range(len(panel.buckets)), [_under(bucket, panel) for bucket in panel.buckets], fontsize=7.5)
     ax.set_xlim(-0.6, len(panel.buckets) - 0.4)
@@ -238,9 +226,6 @@ def _under(bucket: Bucket, panel: Panel) -> str:
     if below is None:
         return bucket.number
     return f"{bucket.number}\n{below:g}" if panel.counts_groups else f"{bucket.number}\n{short(round(below, 3))}"
-
-
-# --- signal to noise and cosines of a step ------------------------------------------------------------------------
 
 
 def snr_figure(analysis: Analysis) -> "Figure | None":
@@ -269,9 +254,8 @@ def snr_figure(analysis: Analysis) -> "Figure | None":
 
 def _matrix(ax: "Axes", values: Sequence[Sequence[float | None]], names: Sequence[str]) -> None:
     """Cosines from -1 (black) to 1 (white), each written in its cell."""
-    ax.imshow(
-        [[math.nan if value is None else value for value in row] for row in values], cmap="gray", vmin=-1.6, vmax=1.0
-    )
+    shades = [[math.nan if value is None else value for value in row] for row in values]
+    ax.imshow(shades, cmap="gray", vmin=-1.6, vmax=1.0)
     for y, row in enumerate(values):
         for x, value in enumerate(row):
             colour = "white" if value is not None and value < -0.3 else "black"
@@ -281,9 +265,6 @@ def _matrix(ax: "Axes", values: Sequence[Sequence[float | None]], names: Sequenc
     ax.set_yticks(range(len(names)), names)
     ax.set_xlabel("bucket, by growing reward std")
     ax.set_ylabel("bucket")
-
-
-# --- the grid -----------------------------------------------------------------------------------------------------
 
 
 def grid_figure(found: Sequence[Analysis], is_log: bool = True) -> "Figure":
@@ -338,30 +319,25 @@ def _boxes(ax: "Axes", buckets: Sequence[Bucket]) -> list[float]:
 
 
 def _ranges(ax: "Axes", buckets: Sequence[Bucket]) -> list[float]:
-    numbers, means, least, most = [], [], [], []
+    known = {}
     for number, bucket in enumerate(buckets, start=1):
-        mean = bucket.reward_std
+        mean, low, high = (bucket.get(f"reward_std_{name}") for name in ("mean", "min", "max"))
         if mean is not None:
-            low, high = bucket.get("reward_std_min"), bucket.get("reward_std_max")
-            numbers.append(number)
-            means.append(mean)
-            least.append(mean if low is None else low)
-            most.append(mean if high is None else high)
-    below = [max(0.0, mean - low) for mean, low in zip(means, least, strict=True)]
-    above = [max(0.0, high - mean) for mean, high in zip(means, most, strict=True)]
-    ax.errorbar(numbers, means, [below, above], fmt="D", color="black", capsize=3, markersize=4)
-    return [*means, *least, *most]
+            known[number] = (mean, mean if low is None else low, mean if high is None else high)
+    below = [max(0.0, mean - low) for mean, low, _ in known.values()]
+    above = [max(0.0, high - mean) for mean, _, high in known.values()]
+    means = [mean for mean, _, _ in known.values()]
+    ax.errorbar(list(known), means, [below, above], fmt="D", color="black", capsize=3, markersize=4)
+    return [*chain(*known.values())]
 
 
 def _against_std(ax: "Axes", analysis: Analysis, terms: Sequence[str], is_log: bool) -> None:
     """Norms over the mean reward std of the buckets; all groups, where measured, in grey with open marks."""
     drawn = []
-    for prefix in analysis.prefixes():
-        for term in terms:
-            pairs = analysis.norms_by_std(term, prefix)
-            if pairs:
-                drawn += pairs
-                ax.plot(*zip(*pairs, strict=True), **_line_style(term, prefix))
+    for prefix, term in product(analysis.prefixes(), terms):
+        if pairs := analysis.norms_by_std(term, prefix):
+            drawn += pairs
+            ax.plot(*zip(*pairs, strict=True), **_line_style(term, prefix))
     _scale(ax, "x", [x for x, _ in drawn], is_log)
     room = 1.35 if len(terms) == 1 else 1.45  # for the legend
     ax.set_ylim(0, room * max((y for _, y in drawn), default=0.0) or 1.0)

@@ -20,19 +20,17 @@ STD = "reward std of a bucket's groups"
 PAIRS = {"task_entropy": "task, entropy", "task_kl": "task, KL", "entropy_kl": "entropy, KL"}
 
 
-def section(name: str, metrics: Metrics, folder: Path) -> dict[str, Any] | None:
+def section(run: str, metrics: Metrics, folder: Path) -> dict[str, Any] | None:
     """What the page shows; None for a run without analysis."""
-    source = Source(name, {row["step"]: row for row in metrics.rows}, json_lines.read(folder / TABLE).records)
+    source = Source(run, {row["step"]: row for row in metrics.rows}, json_lines.read(folder / TABLE).records)
     found = [at(source, step) for step in steps(source)]
     if not found:
         return None
     last = found[-1]
     buckets = last.buckets()
     between = [(one.number, [last.cosine(one.name, other.name) for other in buckets]) for one in buckets]
-    of_terms = {
-        bucket.name: {pair: _term_cosine(last, bucket.name, pair) for pair in PAIRS}
-        for bucket in (*buckets, last.whole())
-    }
+    names = [bucket.name for bucket in last.with_whole()]
+    of_terms = {name: {pair: _term_cosine(last, name, pair) for pair in PAIRS} for name in names}
     pairs = [pair for pair in PAIRS if any(cosines[pair] is not None for cosines in of_terms.values())]
     return {
         "last": last,
@@ -55,7 +53,7 @@ def _term_cosine(analysis: Analysis, bucket: str, pair: str) -> float | None:
 def _cards(found: Sequence[Analysis]) -> Iterator[Card]:
     last = found[-1]
     step = f"step {last.step}"
-    shown = _evenly(found, MAX_COLOURS - last.has(BEFORE))
+    shown = _evenly(found, MAX_COLOURS - bool(last.buckets(BEFORE)))
     task = [Line(f"step {analysis.step}", analysis.norms_by_std("task")) for analysis in shown]
     task.append(Line(f"{step}, before the filter", last.norms_by_std("task", BEFORE)))
     others = [Line(NAMES[term], last.norms_by_std(term)) for term in TERMS if term != "task"]

@@ -8,8 +8,10 @@ Where the first and the last validation played the same level, the two are side 
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
+
+from ragen.format import counted
 
 Record = Mapping[str, Any]  # a line of an episode file, see `store.episodes.episode_record`
 Symbols = Mapping[str, str]  # of a board: character -> what it stands for
@@ -36,8 +38,7 @@ ENDINGS = {
 _BLOCKS = re.compile(r"(<think>)(.*?)(</think>|(?=<answer>)|$)|(<answer>)(.*?)(</answer>|$)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Exhibit:
+class Exhibit(NamedTuple):
     """One level to look at: one episode, or the same level before and after."""
 
     kind: str
@@ -56,16 +57,16 @@ class Span(NamedTuple):
 def choose(before: Sequence[Record], after: Sequence[Record]) -> list[Exhibit]:
     """A few levels that show the change; without shared levels, wins and losses of each validation."""
     old, new = ({(item["tag"], item["seed"]): item for item in reversed(episodes)} for episodes in (before, after))
-    exhibits = []
     shared = sorted(old.keys() & new.keys())
+    exhibits = []
     for outcome, (kind, number) in KINDS.items():
         levels = [key for key in shared if (old[key]["success"], new[key]["success"]) == outcome]
         exhibits += [Exhibit(kind, (old[key], new[key])) for key in levels[:number]]
-    if not shared:
-        for episodes in (before, after):
-            for success, kind in ((True, "solved"), (False, "not solved")):
-                found = [item for item in episodes if item["success"] == success]
-                exhibits += [Exhibit(kind, (item,)) for item in found[:2]]
+    if shared:
+        return exhibits
+    for episodes, success in product((before, after), (True, False)):
+        found = [item for item in episodes if item["success"] == success]
+        exhibits += [Exhibit("solved" if success else "not solved", (item,)) for item in found[:2]]
     return exhibits
 
 
@@ -80,7 +81,7 @@ def view(exhibit: Exhibit, symbols_of_tag: Mapping[str, Symbols]) -> dict[str, A
 
 
 def _episode(record: Record, symbols: Symbols) -> dict[str, Any]:
-    actions, turns = _count(record["num_actions"], "action"), _count(len(record["turns"]), "turn")
+    actions, turns = counted(record["num_actions"], "action"), counted(len(record["turns"]), "turn")
     return {
         "title": record.get("title") or f"step {record['step']}",
         "tone": "good" if record["success"] else "bad",
@@ -105,7 +106,7 @@ def _outcome(turn: Record) -> list[Span]:
     elif valid < listed:
         spans = [Span(f"{valid} of {listed} actions valid", "bad")]
     else:
-        spans = [Span(_count(valid, "valid action"))]
+        spans = [Span(counted(valid, "valid action"))]
     if executed < valid:
         spans.append(Span(f"{executed} executed"))
     if turn["num_effective"] < executed:
@@ -123,9 +124,8 @@ def reply_spans(text: str) -> list[Span]:
     shown, num_hidden = text[:MAX_REPLY_CHARACTERS], len(text) - MAX_REPLY_CHARACTERS
     spans, position = [], 0
     for match in _BLOCKS.finditer(shown):
-        look, (opening, content, closing) = (
-            ("think", match.groups()[:3]) if match[1] else ("answer", match.groups()[3:])
-        )
+        opening, content, closing = match.groups()[:3] if match[1] else match.groups()[3:]
+        look = "think" if match[1] else "answer"
         spans += [Span(shown[position : match.start()]), Span(content, look, opening, closing)]
         position = match.end()
     spans.append(Span(shown[position:]))
@@ -135,10 +135,7 @@ def reply_spans(text: str) -> list[Span]:
 
 
 def _board(text: str, symbols: Symbols) -> dict[str, Any]:
-    """An observation. If it has a drawn board, only the board is shown, and the whole text on hover.
-
-    A row of a board consists of its symbols only; in other lines a letter is a letter.
-    """
+    """An observation. If some lines consist of symbols, they are the board, and the whole text is shown on hover."""
     text = text if len(text) <= MAX_BOARD_CHARACTERS else f"{text[:MAX_BOARD_CHARACTERS]}…"
     lines = ["".join(line.split()) for line in text.split("\n")]
     rows = [line for line in lines if line and all(cell in symbols for cell in line)]
@@ -154,7 +151,3 @@ def symbol_keys(symbols: Mapping[str, Symbols]) -> list[list[tuple[Span, str]]]:
 
 def css_class(meaning: str) -> str:
     return "c-" + re.sub(r"[^a-z]+", "-", meaning.lower())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -5,6 +5,7 @@
 Each section is a function of `RunData` that returns what `templates/run.html.jinja` shows; empty without its data.
 """
 
+import fnmatch
 import math
 import re
 import zlib
@@ -59,24 +60,23 @@ class Curve:
     smooth: bool = True
 
 
+INFORMATION, REASONING_ENTROPY = (
+    {f"{FIRST_TURN}/{name}": "first turns", f"{TRAJECTORY}/{name}": "any turn"}
+    for name in ("mi_seq_estimate", "conditional_entropy_est")
+)
+SECONDS = {
+    "timing_s/gen": "rollout",
+    "timing_s/update_actor": "update",
+    "timing_s/update_critic": "critic",
+    "timing_s/testing": "validation",
+    "timing_s/save_checkpoint": "checkpoint",
+}
 CURVES = (
     Curve("Training success", {"train/*/success": ""}, PERCENT),
     Curve("Reward", {"train/reward": ""}, FREE, "mean of the training episodes"),
     Curve("Entropy", {"actor/entropy": ""}, POSITIVE, "nats a token; a cliff is a warning"),
-    Curve(
-        "Information I(X;Z)",
-        {f"{FIRST_TURN}/mi_seq_estimate": "first turns", f"{TRAJECTORY}/mi_seq_estimate": "any turn"},
-        POSITIVE,
-        "nats; what a reasoning tells about its prompt",
-        smooth=False,
-    ),
-    Curve(
-        "Entropy of the reasoning H(Z|X)",
-        {f"{FIRST_TURN}/conditional_entropy_est": "first turns", f"{TRAJECTORY}/conditional_entropy_est": "any turn"},
-        POSITIVE,
-        "nats a token",
-        smooth=False,
-    ),
+    Curve("Information I(X;Z)", INFORMATION, POSITIVE, "nats; what a reasoning tells about its prompt", smooth=False),
+    Curve("Entropy of the reasoning H(Z|X)", REASONING_ENTROPY, POSITIVE, "nats a token", smooth=False),
     Curve("Reward spread in a group", {"rollout/in_group_reward_std": ""}, POSITIVE, "no spread, no signal"),
     Curve("Groups kept by the filter", {"rollout/filter_kept_ratio": ""}, SHARE),
     Curve("Response length", {"train/response_length": ""}, POSITIVE, "tokens"),
@@ -90,18 +90,7 @@ CURVES = (
     Curve("Values and returns", {"critic/values/mean": "values", "critic/returns/mean": "returns"}, FREE, "means"),
     Curve("Actions in an episode", {"train/*/num_actions": ""}, POSITIVE),
     Curve("Replies in the right format", {f"{PREFIX}*/format_valid": ""}, Axis(percent=True, high=1.0), "validation"),
-    Curve(
-        "Seconds in a step",
-        {
-            "timing_s/gen": "rollout",
-            "timing_s/update_actor": "update",
-            "timing_s/update_critic": "critic",
-            "timing_s/testing": "validation",
-            "timing_s/save_checkpoint": "checkpoint",
-        },
-        POSITIVE,
-        smooth=False,
-    ),
+    Curve("Seconds in a step", SECONDS, POSITIVE, smooth=False),
     Curve("Tokens a second", {"perf/tokens_per_s": ""}, POSITIVE),
 )
 # Metrics of a validation that its own charts show.
@@ -148,9 +137,6 @@ def _read_episodes(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         return []
 
 
-# --- heading ------------------------------------------------------------------------------------------------------
-
-
 def _facts(run: RunData) -> dict[str, Any]:
     get, last = run.config.get, run.metrics.last_step()
     planned = get("trainer.total_training_steps")
@@ -183,9 +169,6 @@ def _finite_values(run: RunData, metric: str) -> list[float]:
     return [value for _, value in run.metrics.series(metric) if math.isfinite(value)]
 
 
-# --- warnings -----------------------------------------------------------------------------------------------------
-
-
 def _warnings(run: RunData, health: HealthVerdict) -> list[dict[str, Any]]:
     """Each check's gravest warning with its evidence and what usually helps: first those that hold, then the others."""
     gravest = {one.name: one for one in (*reversed(health.passed), *reversed(health.holding))}
@@ -211,17 +194,12 @@ def _evidence(run: RunData, warning: HealthWarning) -> dict[str, Any]:
     return {"chart": chart, "note": f"{quantity.label}; dashed: threshold{bold}"}
 
 
-# --- validation ---------------------------------------------------------------------------------------------------
-
-
 def _validation(run: RunData) -> list[dict[str, Any]]:
     """For each environment its success, and its success by the length of the optimal solution."""
     tags = validation_tags(run.metrics)
-    found = []
-    for tag in tags:
-        title = f"Success on {tag}" if len(tags) > 1 else "Success on the validation levels"
-        found.append({"success": _success_card(run, tag, title), "by_length": _by_length(run, tag)})
-    return [row for row in found if any(row.values())]
+    titles = [f"Success on {tag}" if len(tags) > 1 else "Success on the validation levels" for tag in tags]
+    cards = [(_success_card(run, *named), _by_length(run, named[0])) for named in zip(tags, titles, strict=True)]
+    return [{"success": success, "by_length": by_length} for success, by_length in cards if success or by_length]
 
 
 def _success_card(run: RunData, tag: str, title: str) -> Card | None:
@@ -271,9 +249,6 @@ def _rates(row: dict[str, Any], tag: str) -> tuple[int, dict[str, Rate]]:
     return row["step"], rates
 
 
-# --- curves -------------------------------------------------------------------------------------------------------
-
-
 def _curve(run: RunData, curve: Curve) -> Card | None:
     lines = []
     for metric, label in _expanded(run, curve):
@@ -293,13 +268,9 @@ def _curve(run: RunData, curve: Curve) -> Card | None:
 
 def _expanded(run: RunData, curve: Curve) -> Iterator[tuple[str, str]]:
     for pattern, label in curve.metrics.items():
-        if "*" not in pattern:
-            yield pattern, label
-            continue
         prefix, _, suffix = pattern.partition("*")
-        for metric in run.metrics.names():
-            if metric.startswith(prefix) and metric.endswith(suffix) and len(metric) > len(prefix + suffix):
-                yield metric, metric[len(prefix) : -len(suffix)]
+        for metric in fnmatch.filter(run.metrics.names(), pattern):
+            yield metric, label or metric.removeprefix(prefix).removesuffix(suffix)
 
 
 def _other_metrics(run: RunData) -> list[dict[str, Any]]:
@@ -312,9 +283,6 @@ def _other_metrics(run: RunData) -> list[dict[str, Any]]:
             numbers = [short(value) for value in (values[0], values[-1], min(values), max(values))]
             found.append({"name": name, "numbers": numbers, "line": charts.sparkline(run.metrics.series(name))})
     return found
-
-
-# --- episodes -----------------------------------------------------------------------------------------------------
 
 
 def _episodes(run: RunData) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -67,7 +68,7 @@ class ListedRun:
     @property
     def environments(self) -> list[str]:
         tags = self.config.get("es_manager.val.env_configs.tags")
-        return [str(tag) for tag in tags] if isinstance(tags, list) else []
+        return list(map(str, tags)) if isinstance(tags, list) else []
 
     @property
     def model(self) -> str:
@@ -122,13 +123,13 @@ class ListedRun:
         }
 
 
-# --- reading ------------------------------------------------------------------------------------------------------
-
-
 def find_runs(folders: Sequence[str] = ()) -> list[tuple[str, RunFolder]]:
     """Every run folder at or below `folders` (default `ROOTS`), named by its path below that folder."""
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"{shown(folder)}: no such directory")
     found: dict[Path, tuple[str, RunFolder]] = {}
-    for root in run_roots(folders):
+    for root in filter(Path.is_dir, map(Path, folders or ROOTS)):
         for directory, folders_below, files in os.walk(root):
             folders_below[:] = sorted(
                 name for name in folders_below if name not in SKIPPED and not name.startswith((".", "global_step_"))
@@ -138,13 +139,6 @@ def find_runs(folders: Sequence[str] = ()) -> list[tuple[str, RunFolder]]:
                 name = path.relative_to(root).as_posix() if path != root else path.resolve().name
                 found.setdefault(path.resolve(), (name, RunFolder(path)))
     return list(found.values())
-
-
-def run_roots(folders: Sequence[str]) -> list[Path]:
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise ConfigError(f"{shown(folder)}: no such directory")
-    return [Path(folder) for folder in folders or ROOTS if Path(folder).is_dir()]
 
 
 def find_run(name: str, folders: Sequence[str] = (), caller: str = "") -> ListedRun:
@@ -221,10 +215,8 @@ def status_of(
 
 def _last_written(folder: RunFolder) -> float:
     for path in (folder.metrics_path, folder.config_path, folder.path):
-        try:
+        with suppress(OSError):
             return path.stat().st_mtime
-        except OSError:
-            continue
     return time.time()
 
 
@@ -239,15 +231,9 @@ def values_of(metrics: Metrics, metric: str) -> list[Value]:
 
 
 def value_text(metric: str, value: Value | None) -> str:
-    if value is None:
-        return "–"
-    if not metric.endswith("success"):
-        return short(value.value)
-    interval = value.interval
-    return percent(value.value) + (f" [{100 * interval.low:.1f}, {100 * interval.high:.1f}]" if interval else "")
-
-
-# --- comparing ----------------------------------------------------------------------------------------------------
+    if value is not None and metric.endswith("success"):
+        return percent(value.value, value.interval)
+    return short(value and value.value)
 
 
 def different_settings(runs: Sequence[ListedRun]) -> dict[str, list[Any]]:

@@ -83,13 +83,13 @@ def _success_evidence(metrics: Metrics, config: Settings) -> Evidence:
 def _empty_evidence(metrics: Metrics, config: Settings) -> Evidence:
     limit: Any = config.get("actor_rollout_ref.rollout.rollout_filter_empty_stop_steps")
     points = metrics.series("rollout/consecutive_empty_after_filter_steps")
-    kept = metrics.series("rollout/filter_kept_count")
-    is_limited = isinstance(limit, int) and limit > 0
-    facts = {"limit, empty steps one after the other": str(limit)} if is_limited else {}
-    if kept:
-        facts["groups kept in the last 10 steps"] = _listed(kept[-10:], FREE)
-    levels = (Level("limit", limit),) if is_limited else ()
     lines = [Line("empty", points)] if points else []
+    facts, levels = {}, []
+    if isinstance(limit, int) and limit > 0:
+        facts["limit, empty steps one after the other"] = str(limit)
+        levels.append(Level("limit", limit))
+    if kept := metrics.series("rollout/filter_kept_count"):
+        facts["groups kept in the last 10 steps"] = _listed(kept[-10:], FREE)
     return _cards("Empty steps in a row", lines, POSITIVE, levels, 10), facts
 
 

@@ -10,18 +10,21 @@ and the last validation, and, where both played the same levels once each, the p
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 from ragen.diagnose.collapse import regime
 from ragen.diagnose.health import Health, HealthVerdict
 from ragen.diagnose.history import finite
-from ragen.format import percent, short
+from ragen.format import in_points, percent, short
 from ragen.statistics import Difference, Interval, paired_difference
 from ragen.store.run_folder import Metrics
 
 PREFIX = "val-env/"
 STOPPED = "early_stopped/"
 POINTS_WORTH_NAMING = 0.0005  # a change that rounds to 0.0 points is none
+
+SuccessVerdict = tuple[str, str, list[str]]  # how success changed: headline, tone (good, bad or flat), sentences
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,6 @@ class Validated:
     @property
     def text(self) -> str:
         return percent(self.success, self.interval)
-
-
-class SuccessVerdict(NamedTuple):
-    """How validation success changed."""
-
-    headline: str
-    tone: str  # good, bad or flat
-    sentences: list[str]
 
 
 @dataclass(frozen=True)
@@ -67,17 +62,11 @@ class Stop:
 def early_stop(metrics: Metrics, finished: Mapping[str, Any] | None = None) -> Stop | None:
     """What ended the run early: from the record of its end, or from the metrics where there is none."""
     if finished and finished.get("status") == "early_stopped":
-        step = finished.get("step")
-        return Stop(
-            str(finished.get("rule") or "unknown"),
-            step if isinstance(step, int) else metrics.last_step(),
-            str(finished.get("explanation") or ""),
-        )
-    for row in metrics.rows:
-        for key, value in row.items():
-            if key.startswith(STOPPED) and value:
-                return Stop(key.removeprefix(STOPPED), row["step"])
-    return None
+        rule, step, explanation = map(finished.get, ("rule", "step", "explanation"))
+        step = step if isinstance(step, int) else metrics.last_step()
+        return Stop(str(rule or "unknown"), step, str(explanation or ""))
+    found = ((key, row["step"]) for row in metrics.rows for key, value in row.items() if value)
+    return next((Stop(key.removeprefix(STOPPED), step) for key, step in found if key.startswith(STOPPED)), None)
 
 
 def validation_tags(metrics: Metrics) -> list[str]:
@@ -102,11 +91,8 @@ def validations(metrics: Metrics, tag: str, name: str = "success") -> list[Valid
 
 def baselines(values: Sequence[Validated]) -> dict[str, float]:
     """What random and optimal play reach on these levels, where known."""
-    found: dict[str, float] = {}
-    for name in ("random", "optimal"):
-        known = [getattr(value, name) for value in values if getattr(value, name) is not None]
-        found |= {name: known[-1]} if known else {}
-    return found
+    names = ("random", "optimal")
+    return {name: reached for name in names for value in values if (reached := getattr(value, name)) is not None}
 
 
 def verdict(
@@ -129,31 +115,27 @@ def _of_all(metrics: Metrics, before: Sequence[dict[str, Any]], after: Sequence[
     """The verdicts of all environments as one."""
     tags = validation_tags(metrics)
     if not metrics.rows:
-        return SuccessVerdict("Nothing was measured yet", "flat", ["The run folder holds no metrics."])
+        return "Nothing was measured yet", "flat", ["The run folder holds no metrics."]
     if not tags:
-        return SuccessVerdict(
-            "No validation was made", "flat", ["Without validation nothing can be said about success."]
-        )
+        return "No validation was made", "flat", ["Without validation nothing can be said about success."]
     parts = []
     for tag in tags:
         change = paired(*([episode for episode in some if episode["tag"] == tag] for some in (before, after)))
         subject = f"{tag}: success" if len(tags) > 1 else "Validation success"
         parts.append(_of_tag(subject, validations(metrics, tag), change))
-    tones = {part.tone for part in parts}
+    headlines, tones, sentences = zip(*parts, strict=True)
     tone = next((tone for tone in ("bad", "good") if tone in tones), "flat")
-    return SuccessVerdict(
-        "; ".join(part.headline for part in parts), tone, [s for part in parts for s in part.sentences]
-    )
+    return "; ".join(headlines), tone, [*chain(*sentences)]
 
 
 def _of_tag(subject: str, values: Sequence[Validated], change: Difference | None) -> SuccessVerdict:
     if not values:
-        return SuccessVerdict(f"{subject} is unknown", "flat", ["No validation gave a finite success rate."])
+        return f"{subject} is unknown", "flat", ["No validation gave a finite success rate."]
     first, last = values[0], values[-1]
     if len(values) < 2:
         only = f"There is only one validation, at step {first.step}: {first.text}. Two are needed to see a change."
         headline = f"{subject} is {percent(first.success)}; too early to see a change"
-        return SuccessVerdict(headline, "flat", [only, *_standing(values)])
+        return headline, "flat", [only, *_standing(values)]
     gain = last.success - first.success
     is_noise, evidence = _evidence(first, last, change)
     moved = f"{subject} {'rose' if gain > 0 else 'fell'} by {100 * abs(gain):.1f} points"
@@ -165,7 +147,7 @@ def _of_tag(subject: str, values: Sequence[Validated], change: Difference | None
         headline, tone = moved, "good" if gain > 0 else "bad"
     steps = f"From {first.text} at step {first.step} to {last.text} at step {last.step}"
     story = f"{steps}: {100 * gain:+.1f} points. {evidence}"
-    return SuccessVerdict(headline, tone, [story, *_peak(values), *_standing(values)])
+    return headline, tone, [story, *_peak(values), *_standing(values)]
 
 
 def paired(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> Difference | None:
@@ -188,9 +170,9 @@ def _evidence(first: Validated, last: Validated, change: Difference | None) -> t
         meaning = ": this may be chance" if is_noise else ""
     if change is None:
         return is_noise, f"{text}{meaning}."
-    span = f"{100 * change.mean:+.1f} points [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
     meaning = "zero is among the possible values" if change.is_noise else "this is more than noise"
-    return change.is_noise, f"{text}. Level by level, on {change.num_levels} shared levels, {span}: {meaning}."
+    levels = f"Level by level, on {change.num_levels} shared levels"
+    return change.is_noise, f"{text}. {levels}, {in_points(change)} points: {meaning}."
 
 
 def _standing(values: Sequence[Validated]) -> Iterator[str]:
