@@ -26,10 +26,7 @@ def check_all(plans: Iterable[Plan], dry_run: bool = False) -> list[str]:
 
 
 def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> list[str]:
-    """Raise `ConfigError` if a run cannot work. Returns notes about what is allowed and probably a mistake.
-
-    `seen` are the overrides that a dry run has tried already.
-    """
+    """Raise `ConfigError` if a run cannot work; returns notes. `seen`: overrides that a dry run has tried already."""
     if plan.missing and not dry_run:
         raise ConfigError(plan.missing)
     on_cpu = plan.options.gpus is not None and CPU in plan.options.gpus
@@ -135,16 +132,11 @@ def _about_evaluation(cell: Cell, config: Any, games: dict[str, Cell]) -> list[s
 
 def _about_equal(cells: Sequence[Cell], plan: Plan, on_cpu: bool) -> str:
     names = ", ".join(cell.name for cell in cells)
-    plain = _without_overrides(cells, plan)
+    plain = list(cells)
+    if plan.options.overrides:  # the same points of the experiment without what the user typed after --
+        order = [cell.name for cell in plan.all_cells]
+        unchanged = expand(plan.source, replace(plan.options, only=(), overrides=())).cells
+        plain = [unchanged[order.index(cell.name)] for cell in cells]
     if len({_what_it_computes(_resolved(cell, on_cpu).config) for cell in plain}) < len(plain):
         raise ConfigError(f"{names} would be the same run under several names: keep one of them")
     return f"{names} are the same run under several names: {' '.join(plan.options.overrides)} makes them equal"
-
-
-def _without_overrides(cells: Sequence[Cell], plan: Plan) -> list[Cell]:
-    """The same points of the experiment as they are without what the user typed after --."""
-    if not plan.options.overrides:
-        return list(cells)
-    names = [cell.name for cell in plan.all_cells]
-    plain = expand(plan.source, replace(plan.options, only=(), overrides=())).cells
-    return [plain[names.index(cell.name)] for cell in cells]

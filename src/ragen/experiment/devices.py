@@ -125,11 +125,6 @@ class Pool:
                 yield tuple(devices[start : start + size])
 
 
-def num_devices(cell: Cell, devices: Sequence[str]) -> int:
-    """A run without a GPU takes one CPU entry."""
-    return 1 if CPU in devices else cell.num_gpus
-
-
 # --- names --------------------------------------------------------------------------------------------------------
 
 _FAMILIES = re.compile(r"\b(NVIDIA|Tesla|GeForce|Quadro|RTX)\b")
@@ -177,10 +172,10 @@ class Nodes:
     def gpu(self) -> str:
         """The devices of a run of the usual size."""
         node = self._used()[0]
-        return label(self._of(node)[: self.plan.options.gpus_per_exp or 1], self._names[node.id])
+        return label(self._of(node)[: self.plan.options.gpus_per_exp], self._names[node.id])
 
     def take(self, cell: Cell, now: float) -> Slot | None:
-        return self.pool.take(num_devices(cell, self._devices), now)
+        return self.pool.take(cell.num_gpus, now)
 
     def label(self, slot: Slot) -> str:
         """The `gpu` field of a run: the documented lines of the smoke test hold numbers, all others models."""
@@ -230,7 +225,7 @@ class Nodes:
                     return
                 found = self.cluster.gpu_names(node, sys.executable, devices)
                 gpu_names = named(devices, found, f" on {node.host}")
-                check(devices, self.plan.options.gpus_per_exp or 1, self.plan.cells)
+                check(devices, self.plan.options.gpus_per_exp, self.plan.cells)
             self._names[node.id] = gpu_names
         for number, name in enumerate(devices):
             self.pool.add(Device(node.id, number, name))

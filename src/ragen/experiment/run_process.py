@@ -85,9 +85,6 @@ def gpu_names(python: str, devices: Sequence[str]) -> list[str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# --- the guard ----------------------------------------------------------------------------------------------------
-
-
 def guard() -> None:
     if os.fork():
         os._exit(0)  # not a child of the watcher: when a watcher ends, Ray kills its children, and the guard is needed

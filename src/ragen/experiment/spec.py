@@ -95,7 +95,7 @@ class Search(Entry):
 
 
 class Checkpoint(Entry):
-    """What the runs begin from, see `probe.py`. Templates."""
+    """What the runs begin from, see `probed_checkpoint.py`. Templates."""
 
     runs: str  # the directory of the runs
     like: str  # the pattern of their names
