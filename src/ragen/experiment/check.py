@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ragen.config import identity_keys
+from ragen.config.tree import to_dict, value_at
 from ragen.errors import ConfigError
 from ragen.experiment.expand import expand
 from ragen.experiment.plan import CPU, Plan, overrides_on
@@ -29,7 +31,7 @@ def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> li
     """Raise `ConfigError` if a run cannot work; returns notes. `seen`: overrides that a dry run has tried already."""
     if plan.missing and not dry_run:
         raise ConfigError(plan.missing)
-    on_cpu = plan.options.gpus is not None and CPU in plan.options.gpus
+    on_cpu = CPU in (plan.options.gpus or ())
     notes: dict[str, None] = {}
     same: dict[tuple, list[Cell]] = {}
     games: dict[str, Cell] = {}
@@ -46,16 +48,12 @@ def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> li
 
 def _what_it_computes(config: Any) -> tuple:
     """The config without names, directories, devices and W&B: equal for equal runs."""
-    from ragen.config import identity_keys
-
     values = identity_keys.identity_values(config, ignore=identity_keys.WHERE)
     return tuple((key, repr(value)) for key, value in sorted(values.items()))
 
 
 def _distinctive(cell: Cell) -> tuple[str, ...]:
     """The overrides that make a run what it is."""
-    from ragen.config import identity_keys
-
     keys = ((override.lstrip("+~").partition("=")[0], override) for override in cell.overrides)
     return (
         *cell.start,
@@ -101,8 +99,6 @@ def _resolved(cell: Cell, on_cpu: bool) -> Any:
 
 def _check_names(cell: Cell, config: Any, built_on: Mapping[str, str]) -> None:
     """Names and counts were made before the config was resolved: a key that was set by another name shows here."""
-    from ragen.config.tree import value_at
-
     for key, text in built_on.items():
         if not same_value(str(value_at(config, key)), text):
             raise ConfigError(
@@ -112,8 +108,6 @@ def _check_names(cell: Cell, config: Any, built_on: Mapping[str, str]) -> None:
 
 def _about_evaluation(cell: Cell, config: Any, games: dict[str, Cell]) -> list[str]:
     """`games` are those of the runs before, each with the first run that is validated in it."""
-    from ragen.config.tree import to_dict
-
     if config.trainer.save_freq <= 0:
         raise ConfigError(
             f"{cell.name} saves no checkpoint that could be evaluated (trainer.save_freq={config.trainer.save_freq}): "

@@ -173,10 +173,7 @@ def _titles(cells: Sequence[Cell]) -> tuple[str, dict[str, str]]:
 
 
 def standings(study: Study, tag: str) -> list[Standing]:
-    """Every setting that is validated in an environment, or may still be, compared with the reference.
-
-    The reference is the experiment's own; else the first setting that can be compared with.
-    """
+    """Every setting that is validated in an environment, or may still be, compared with the reference."""
     played = []
     for setting in study.settings:
         tags = {known for trial in setting.trials for known in validation_tags(trial.run.metrics)}
@@ -226,7 +223,8 @@ def compare(reference: Setting, setting: Setting, tag: str) -> tuple[Change | No
     for _, _, problem in pairs:
         if problem:
             return None, problem
-    before, after = ([outcome for pair in pairs for outcome in pair[side]] for side in (0, 1))
+    before = [outcome for old, _, _ in pairs for outcome in old]
+    after = [outcome for _, new, _ in pairs for outcome in new]
     by_seed = tuple(fmean(new) - fmean(old) for old, new, _ in pairs)
     return Change(paired_difference(before, after), by_seed), ""
 

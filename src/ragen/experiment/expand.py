@@ -12,6 +12,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+from ragen.config import keys
 from ragen.errors import ConfigError, did_you_mean, nearest_of
 from ragen.experiment import devices, probed_checkpoint, search
 from ragen.experiment.plan import CPU, Options, Plan, in_batches
@@ -41,25 +42,19 @@ EXPERIMENT_OWNS = {
 def plans(name: str, options: Options) -> tuple[Plan, ...]:
     """The plans of an experiment, to be run in this order."""
     spec = load(name)
-    if not spec.series:
-        return (expand(name, options),)
-    series = [_expand(load(entry["plan"]), _with_settings(options, entry)) for entry in spec.series]
-    return _with_runs(series, options)
-
-
-def expand(name: str, options: Options) -> Plan:
-    """The plan of one experiment. Raises `ConfigError` for a value, a list or a set of GPUs that cannot work."""
-    spec = load(name)
-    if spec.series:
-        raise ConfigError(f"{name} is several experiments in sequence: see `plans`")
-    return _with_runs([_expand(spec, options)], options)[0]
-
-
-def _with_runs(found: Sequence[Plan], options: Options) -> tuple[Plan, ...]:
+    found = [_expand(load(entry["plan"]), _with_settings(options, entry)) for entry in spec.series]
+    found = found or [_expand(spec, options)]
     if any(plan.cells for plan in found):
         return tuple(plan for plan in found if plan.cells)
     near = did_you_mean(options.only[0], [cell.label for plan in found for cell in plan.all_cells])
     raise ConfigError(f"--only {','.join(options.only)}: there is no such run{near or '; --dry-run lists them'}")
+
+
+def expand(name: str, options: Options) -> Plan:
+    """The plan of one experiment. Raises `ConfigError` for a value, a list or a set of GPUs that cannot work."""
+    if load(name).series:
+        raise ConfigError(f"{name} is several experiments in sequence: see `plans`")
+    return plans(name, options)[0]
 
 
 def _with_settings(options: Options, entry: Mapping[str, str]) -> Options:
@@ -111,7 +106,7 @@ def _expand(spec: Spec, options: Options) -> Plan:
     gpus_per_exp = sizes.pop() if len(sizes) == 1 else 1
     max_parallel = 1 if "parallel" in shared and not shared["parallel"].text else options.max_parallel
     if "max_parallel" in shared:
-        max_parallel = int(shared["max_parallel"].text)
+        max_parallel = count(shared["max_parallel"].text, "--max-parallel")
     options = replace(options, gpus_per_exp=gpus_per_exp, max_parallel=max_parallel)
     common = variables(shared | fixed, cells[0].start)
     fields = [entry.partition("=")[0] for entry in spec.fields] + spec.timings + (["seed"] if options.seeds else [])
@@ -334,7 +329,7 @@ def _cells(
 
 
 def _num_gpus(spec: Spec, options: Options, variables: Variables) -> int:
-    if options.gpus is not None and CPU in options.gpus:
+    if CPU in (options.gpus or ()):
         return 1
     if spec.num_gpus == ALL:
         return len(options.gpus or ())
@@ -343,13 +338,8 @@ def _num_gpus(spec: Spec, options: Options, variables: Variables) -> int:
 
 
 def _below(own: Sequence[str | None], overrides: Sequence[str]) -> list[str]:
-    """The experiment's overrides that the user's do not replace: by the v1 name of a key, or by a key it follows.
-
-    `-- es_manager.train.env_groups=2` replaces `training.train_batch_size=8`, and `n_groups` follows it;
-    `-- ppo_mini_batch_size=8` is also that of actor and critic.
-    """
-    from ragen.config import keys
-
+    """The experiment's overrides that the user's do not replace: by the v1 name of a key, or by a key it follows."""
+    # `es_manager.train.env_groups=2` replaces `training.train_batch_size=8`, and `n_groups` follows it.
     typed = [key for key in _typed(overrides) if keys.is_key(key)]
     theirs = {target: key for key in typed for target in keys.targets(key)}
     replaced = theirs.keys() | set().union(*map(keys.followed_by, theirs))

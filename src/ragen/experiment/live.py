@@ -134,11 +134,6 @@ class View:
         if self._live:
             self._live.stop()
 
-    # --- events -------------------------------------------------------------------------------------------------
-
-    def done_before(self, name: str, status: str) -> None:
-        self.rows[name].status = status
-
     def started(self, cell: Cell, slot: str, log_offset: int) -> None:
         self.rows[cell.name] = LiveRow(cell, "running", slot, log_offset, self._clock())
         if not self._live:
@@ -175,16 +170,16 @@ class View:
         done = sum(row.status not in ("waiting", "running", "interrupted") for row in self.rows.values())
         return f"[{done}/{len(self.rows)}]"
 
-    # --- the table ----------------------------------------------------------------------------------------------
-
     def render(self) -> Group:
+        """The table: as many rows as fit, running ones first, then those that have ended."""
         rows = list(self.rows.values())
-        shown = self._fitting(rows)
+        ranked = sorted(range(len(rows)), key=lambda index: ORDER.get(rows[index].kind, 3))
+        shown = sorted(ranked[: max(3, self._screen.height - 5)])
         table = Table(box=None, pad_edge=False, header_style="dim")
         for heading in COLUMNS:
             table.add_column(heading, no_wrap=True, justify="right" if heading in NUMBERS else "left")
-        for row in shown:
-            table.add_row(*_texts(row))
+        for index in shown:
+            table.add_row(*_texts(rows[index]))
         hidden = [Text(f"and {len(rows) - len(shown)} more", "dim")] if len(shown) < len(rows) else []
         return Group(self._heading(rows), table, *hidden)
 
@@ -198,12 +193,6 @@ class View:
             (f" · {failed} failed" if failed else "", "bold red"),
             (f" · {duration(self._clock() - self._began)}", "dim"),
         )
-
-    def _fitting(self, rows: list[LiveRow]) -> list[LiveRow]:
-        """As many as the terminal has lines for: running ones first, then those that have ended."""
-        room = max(3, self._screen.height - 5)
-        ranked = sorted(range(len(rows)), key=lambda index: ORDER.get(rows[index].kind, 3))
-        return [rows[index] for index in sorted(ranked[:room])]
 
 
 def _texts(row: LiveRow) -> Iterator[Text]:

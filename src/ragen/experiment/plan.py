@@ -42,10 +42,6 @@ class Options:
     overrides: tuple[str, ...] = ()  # what stood after --
 
     def __post_init__(self) -> None:
-        for name in ("gpus_per_exp", "steps", "seeds", "ray_num_cpus", "max_parallel"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
         if self.cooldown is not None and not 0 <= self.cooldown < math.inf:
             raise ConfigError(f"--cooldown {self.cooldown:g}: takes seconds, 0 or more")
 

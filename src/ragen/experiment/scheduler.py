@@ -31,11 +31,10 @@ from ragen.experiment.live import View
 from ragen.experiment.plan import CPU, Plan, in_batches, overrides_on
 from ragen.run.interrupt import Interrupt
 from ragen.run.sinks import WANDB_ID
-from ragen.store import sweep_results
 from ragen.store.free_name import rotate
 from ragen.store.fsync import write_whole
 from ragen.store.run_folder import RunFolder
-from ragen.store.sweep_results import Cell, SummaryLog, latest_lines, recorded_cells, result_line, status_of
+from ragen.store.sweep_results import Cell, SummaryLog, any_held, held, latest_lines, recorded_cells, result_line
 
 PAUSE = 0.5  # seconds between two looks at the runs
 MOST_LOSSES = 3  # of one run; then it counts as failed
@@ -50,14 +49,11 @@ def train_command(cell: Cell, slot: tuple[str, ...]) -> list[str]:
 
 
 def run(plan: Plan, command: Command = train_command, grace: float = run_process.GRACE) -> int:
-    """Run the cells of a plan that are not done yet.
-
-    `command` makes the command of a cell on its devices; a run that is interrupted has `grace` seconds to end.
-    """
+    """Run the cells that are not done yet, each with its `command`. Interrupted, they have `grace` seconds to end."""
     address = plan.options.ray_address or os.environ.get("RAY_ADDRESS")
     address = None if address in ("", "local") else address
     listed = _devices(plan, address)
-    with sweep_results.held(plan.cells, plan.name) as locks:
+    with held(plan.cells, plan.name) as locks:
         log = SummaryLog(plan.summary_path)
         done, notes = _done(plan)
         for name in done:
@@ -70,7 +66,7 @@ def run(plan: Plan, command: Command = train_command, grace: float = run_process
             notes += _open(plan, log, done, nodes)
             with View(plan) as view:
                 for name, status in done.items():
-                    view.done_before(name, status)
+                    view.rows[name].status = status
                 for note in notes:
                     view.note(note)
                 todo = [cell for cell in plan.cells if cell.name not in done]
@@ -111,7 +107,7 @@ def _done(plan: Plan) -> tuple[dict[str, str], list[str]]:
         status = statuses[cell.name]
         if status.partition(":")[0] not in plan.options.done_statuses:
             continue
-        changed = results.changed_settings(cell, before[cell.name]) if cell.name in before else []
+        changed = results.changed_settings(cell, before.get(cell.name, cell))
         if changed:
             notes.append(f"{cell.name} is done with other settings ({'; '.join(changed[:3])}): it runs again")
         else:
@@ -127,7 +123,7 @@ def _open(plan: Plan, log: SummaryLog, done: Mapping[str, str], nodes: Nodes) ->
             mine, known = {cell.name for cell in plan.cells}, {}
             with nullcontext() if not starts_over else suppress(ConfigError):  # a damaged record is replaced
                 known = recorded_cells(plan.summary_path)
-            if starts_over and sweep_results.any_held(cell for name, cell in known.items() if name not in mine):
+            if starts_over and any_held(cell for name, cell in known.items() if name not in mine):
                 notes.append(f"another process is writing to {plan.summary_path}: lines are appended")
             elif starts_over:
                 known = {}
@@ -154,7 +150,8 @@ def _close(plan: Plan, log: SummaryLog, gpu: str | None = None) -> int:
         log.append(block)
     print("\n".join(block[1:]))
     print(f"summary: {plan.summary_path}\nreport: ./ragen report {plan.summary_path}", flush=True)
-    return 0 if all(status_of(latest.get(cell.name, "")) == "success" for cell in plan.cells) else 1
+    statuses = plan.statuses()
+    return 0 if all(statuses[cell.name] == "success" for cell in plan.cells) else 1
 
 
 def _interrupted(plan: Plan, log: SummaryLog) -> int:
@@ -202,15 +199,13 @@ class Sweep:
 
     def run(self, todo: Sequence[Cell]) -> bool:
         """All of them, batch by batch; False if interrupted."""
-        groups = set()
+        headings = dict(self.plan.headings)
         with self.interrupt:
             for number, batch in enumerate(in_batches(todo, max(map(len, self.plan.batches)))):
                 if number and self.pauses_between_batches and not self._pause():
                     return False
-                heading = self.plan.headings.get(batch[0].group)
-                if heading and batch[0].group not in groups:
-                    self._write([heading])
-                    groups.add(batch[0].group)
+                if batch[0].group in headings:
+                    self._write([headings.pop(batch[0].group)])
                 before = wandb_sync.offline_runs()
                 if not self._run_batch(batch):
                     return False
@@ -225,9 +220,8 @@ class Sweep:
                 self._stop(queue)
                 return False
             if self.nodes.cluster.is_gone():
-                raise RunFailed(
-                    f"Ray was stopped from outside, and all runs with it; run {self.plan.how_to_resume} to resume"
-                )
+                how = f"run {self.plan.how_to_resume} to resume"
+                raise RunFailed(f"Ray was stopped from outside, and all runs with it; {how}")
             for note in self.nodes.look():
                 self.view.note(note)
             self._start(queue)
@@ -240,7 +234,7 @@ class Sweep:
         most = self.plan.options.max_parallel
         while queue and (most is None or len(self.running) < most):
             cell = next((cell for cell in queue if self._may_start(cell)), None)
-            slot = self.nodes.take(cell, time.monotonic()) if cell is not None else None
+            slot = self.nodes.pool.take(cell.num_gpus, time.monotonic()) if cell is not None else None
             if cell is None or slot is None:
                 return
             queue.remove(cell)
@@ -257,7 +251,7 @@ class Sweep:
         appends = offset > 0 or self._began_log(cell)
         environment = child_environment(self.plan, names)
         if CPU in names:
-            environment.setdefault("OMP_NUM_THREADS", str(self.nodes.threads(cell)))
+            environment.setdefault("OMP_NUM_THREADS", str(self.nodes.threads()))
         job = run_process.job(command, cell.log_path, environment, appends, self.grace)
         self.running[self.nodes.cluster.start(job, slot)] = Running(cell, slot, offset)
         self.view.started(cell, ",".join(names), offset)
@@ -330,8 +324,6 @@ class Sweep:
             time.sleep(min(PAUSE, self.cooldown))
             self.view.refresh()
         return not self.interrupt.is_set
-
-    # --- interrupted and lost -----------------------------------------------------------------------------------
 
     def _stop(self, queue: deque[Cell]) -> None:
         """Let the runs end, and kill those that do not, or all after a second Ctrl-C."""

@@ -22,6 +22,7 @@ import yaml
 
 from ragen.coerce import WORDS
 from ragen.config import quoting
+from ragen.config.tree import value_at
 from ragen.errors import ConfigError, nearest_of, shown
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
@@ -196,7 +197,6 @@ class ConfigView:
 
     def __format__(self, key: str) -> str:
         from ragen.config.compose import resolve
-        from ragen.config.tree import value_at
 
         if key in self._typed:
             value = yaml.safe_load(self._typed[key])
