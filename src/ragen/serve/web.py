@@ -150,7 +150,7 @@ class Server:
 
     def _check_name(self, name: str) -> None:
         if name not in self.names:
-            message = f"there is no model {name!r}; this server has {self.name!r}"
+            message = f"model {name!r} not found; this server has {self.name!r}"
             raise ApiError(message, "model", "model_not_found", 404)
 
 

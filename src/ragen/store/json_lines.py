@@ -37,7 +37,7 @@ def append(path: Path, *records: Mapping[str, Any]) -> None:
 
 
 def read(path: Path, is_valid: Callable[[Record], bool] = lambda record: True) -> Lines:
-    """The valid objects of a file; none if there is no file."""
+    """The valid objects of a file; none if it does not exist."""
     found = Lines([], [])
     *whole, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
     for number, line in enumerate(whole, start=1):
