@@ -338,7 +338,7 @@ def test_the_table_shows_cells_slots_steps_success_and_time_left(height, shown):
     plan = make_plan([f"cell{number:02d}" for number in range(12)])
     screen = Terminal(Path("screen"), 100, height)
     view = View(plan, screen)
-    view.done_before("cell00", "success")
+    view.rows["cell00"].status = "success"
     view.started(plan.cells[9], "0,1", 0)
     row = view.rows["cell09"]
     row.step, row.total_steps, row.success, row.step_seconds = 4, 10, 0.256, [10.0]

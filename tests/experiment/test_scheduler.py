@@ -18,11 +18,10 @@ from ragen.errors import ConfigError, RunFailed
 from ragen.experiment import run_process, scheduler
 from ragen.experiment.cluster import Device
 from ragen.experiment.devices import Pool, label, short_name
-from ragen.experiment.locks import held, lock_path
-from ragen.experiment.plan import Options
+from ragen.experiment.plan import Options, in_batches
 from ragen.store.lock import Locked
 from ragen.store.run_folder import RunFolder
-from ragen.store.sweep_results import latest_lines, recorded_cells, status_of
+from ragen.store.sweep_results import held, latest_lines, lock_path, recorded_cells, status_of
 
 
 @pytest.fixture(autouse=True)
@@ -126,8 +125,8 @@ def test_batches_hold_all_that_is_left_in_order_and_never_span_groups(groups, si
         at = end
     plan = make_plan(cells, batches=tuple(planned))
     todo = [cell for cell in cells if data.draw(st.booleans())]
-    found = scheduler.batches(plan, todo)
-    most = max(len(batch) for batch in planned)
+    most = max(len(batch) for batch in plan.batches)
+    found = in_batches(todo, most)
     assert [cell for batch in found for cell in batch] == todo
     assert all(len({cell.group for cell in batch}) == 1 and len(batch) <= most for batch in found)
     for batch, following in pairwise(found):
@@ -196,7 +195,7 @@ def test_no_more_than_max_parallel_run_at_once(fake):
 
 def test_a_cell_may_need_more_gpus_than_others(fake, monkeypatch):
     cluster = fake()
-    monkeypatch.setattr(scheduler.child, "gpu_names", lambda python, devices: ["NVIDIA H100"] * len(devices))
+    monkeypatch.setattr(run_process, "gpu_names", lambda python, devices: ["NVIDIA H100"] * len(devices))
     cells = [make_cell("small"), make_cell("large", num_gpus=2), make_cell("last")]
     assert scheduler.run(make_plan(cells, Options(gpus=("0", "1", "2")))) == 0
     assert dict(cluster.started) == {"small": ("0",), "large": ("0", "1"), "last": ("2",)}

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ragen.config import identity_keys
+from ragen.config.tree import to_dict, value_at
 from ragen.errors import ConfigError
 from ragen.experiment.expand import expand
 from ragen.experiment.plan import CPU, Plan, overrides_on
@@ -26,13 +28,10 @@ def check_all(plans: Iterable[Plan], dry_run: bool = False) -> list[str]:
 
 
 def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> list[str]:
-    """Raise `ConfigError` if a run cannot work. Returns notes about what is allowed and probably a mistake.
-
-    `seen` are the overrides that a dry run has tried already.
-    """
+    """Raise `ConfigError` if a run cannot work; returns notes. `seen`: overrides that a dry run has tried already."""
     if plan.missing and not dry_run:
         raise ConfigError(plan.missing)
-    on_cpu = plan.options.gpus is not None and CPU in plan.options.gpus
+    on_cpu = CPU in (plan.options.gpus or ())
     notes: dict[str, None] = {}
     same: dict[tuple, list[Cell]] = {}
     games: dict[str, Cell] = {}
@@ -49,16 +48,12 @@ def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> li
 
 def _what_it_computes(config: Any) -> tuple:
     """The config without names, directories, devices and W&B: equal for equal runs."""
-    from ragen.config import identity_keys
-
     values = identity_keys.identity_values(config, ignore=identity_keys.WHERE)
     return tuple((key, repr(value)) for key, value in sorted(values.items()))
 
 
 def _distinctive(cell: Cell) -> tuple[str, ...]:
     """The overrides that make a run what it is."""
-    from ragen.config import identity_keys
-
     keys = ((override.lstrip("+~").partition("=")[0], override) for override in cell.overrides)
     return (
         *cell.start,
@@ -104,8 +99,6 @@ def _resolved(cell: Cell, on_cpu: bool) -> Any:
 
 def _check_names(cell: Cell, config: Any, built_on: Mapping[str, str]) -> None:
     """Names and counts were made before the config was resolved: a key that was set by another name shows here."""
-    from ragen.config.tree import value_at
-
     for key, text in built_on.items():
         if not same_value(str(value_at(config, key)), text):
             raise ConfigError(
@@ -115,8 +108,6 @@ def _check_names(cell: Cell, config: Any, built_on: Mapping[str, str]) -> None:
 
 def _about_evaluation(cell: Cell, config: Any, games: dict[str, Cell]) -> list[str]:
     """`games` are those of the runs before, each with the first run that is validated in it."""
-    from ragen.config.tree import to_dict
-
     if config.trainer.save_freq <= 0:
         raise ConfigError(
             f"{cell.name} saves no checkpoint that could be evaluated (trainer.save_freq={config.trainer.save_freq}): "
@@ -135,16 +126,11 @@ def _about_evaluation(cell: Cell, config: Any, games: dict[str, Cell]) -> list[s
 
 def _about_equal(cells: Sequence[Cell], plan: Plan, on_cpu: bool) -> str:
     names = ", ".join(cell.name for cell in cells)
-    plain = _without_overrides(cells, plan)
+    plain = list(cells)
+    if plan.options.overrides:  # the same points of the experiment without what the user typed after --
+        order = [cell.name for cell in plan.all_cells]
+        unchanged = expand(plan.source, replace(plan.options, only=(), overrides=())).cells
+        plain = [unchanged[order.index(cell.name)] for cell in cells]
     if len({_what_it_computes(_resolved(cell, on_cpu).config) for cell in plain}) < len(plain):
         raise ConfigError(f"{names} would be the same run under several names: keep one of them")
     return f"{names} are the same run under several names: {' '.join(plan.options.overrides)} makes them equal"
-
-
-def _without_overrides(cells: Sequence[Cell], plan: Plan) -> list[Cell]:
-    """The same points of the experiment as they are without what the user typed after --."""
-    if not plan.options.overrides:
-        return list(cells)
-    names = [cell.name for cell in plan.all_cells]
-    plain = expand(plan.source, replace(plan.options, only=(), overrides=())).cells
-    return [plain[names.index(cell.name)] for cell in cells]

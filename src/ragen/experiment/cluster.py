@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ragen.errors import ConfigError, RunFailed
 from ragen.experiment import run_process
 
-OBJECT_STORE = 100 << 20  # bytes: nothing large travels
+HERE = {"num_gpus": 0, "include_dashboard": False, "object_store_memory": 100 << 20}  # bytes: nothing large travels
 MOST_STARTS = 3
 QUIET = {"logging_level": logging.CRITICAL, "log_to_driver": False}
 SETTINGS = {
@@ -133,14 +133,7 @@ def connected(address: str | None, num_devices: int) -> Iterator[Cluster]:
 def _start_here(ray: Any, num_devices: int) -> None:
     for attempt in range(MOST_STARTS):
         try:
-            ray.init(
-                "local",
-                num_cpus=num_devices,
-                num_gpus=0,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE,
-                **QUIET,
-            )
+            ray.init("local", num_cpus=num_devices, **HERE, **QUIET)
             return
         except Exception as error:  # a plain one: on a busy machine Ray gives up on itself after half a minute
             ray.shutdown()

@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ragen.errors import ConfigError, did_you_mean
@@ -36,6 +36,19 @@ experiments:
 ABOUT_OVERRIDES = """overrides:
   What follows -- is given to every run: -- es_manager.val.env_groups=64 trainer.test_freq=5
 """
+# Common option -> its value, from the text and the name of the option.
+READERS: dict[str, Callable[[str, str], Any]] = {
+    "gpus": lambda text, where: devices.read(text),
+    "gpus_per_exp": count,
+    "steps": count,
+    "cooldown": lambda text, where: float(number(text, where)),
+    "model": lambda text, where: make("model", text, where).text,
+    "seeds": count,
+    "only": lambda text, where: tuple(split(text, where)),
+    "ray_num_cpus": count,
+    "evaluate_turns": lambda text, where: () if text.strip() == NONE else counts(split(text, where), where),
+    "retry": lambda text, where: statuses(text, where, ("early_stopped", "success")),
+}
 
 
 def sweep(arguments: Sequence[str]) -> int:
@@ -49,10 +62,8 @@ def sweep(arguments: Sequence[str]) -> int:
         name = from_caller(name, caller)
     options = read_options(load(name), list(arguments[1:]), caller)
     whole = plans(name, options)
-    notes = [note for plan in whole for note in (*_about_assumed(plan), *plan.notes)]
-    notes += check_all(whole, options.dry_run)
-    notes += [plan.missing for plan in whole if plan.missing]
-    for note in dict.fromkeys(notes):
+    notes = [note for plan in whole for note in plan.notes] + check_all(whole, options.dry_run)
+    for note in dict.fromkeys([*notes, *(plan.missing for plan in whole if plan.missing)]):
         print(f"note: {note}", file=sys.stderr)
     if not options.dry_run:
         return start(whole)
@@ -87,10 +98,6 @@ def start(whole: Sequence[Plan]) -> int:
     return status or evaluated
 
 
-def _about_assumed(plan: Plan) -> list[str]:
-    return [f"{name}={value} is assumed, since no earlier group has found one" for name, value in plan.assumed.items()]
-
-
 # --- dry runs -----------------------------------------------------------------------------------------------------
 
 
@@ -109,8 +116,8 @@ def dry_run_lines(plan: Plan) -> Iterator[dict[str, Any]]:
             "start": list(cell.start),
             "overrides": list(overrides_on(cell, slot)),
         }
-        line |= {"missing": plan.missing} if plan.missing else {}
-        yield line | ({"assumed": plan.assumed} if plan.assumed else {})
+        sometimes = {"missing": plan.missing, "assumed": plan.assumed}
+        yield line | {key: value for key, value in sometimes.items() if value}
 
 
 def expected_slots(plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -120,7 +127,7 @@ def expected_slots(plan: Plan) -> Iterator[tuple[str, ...]]:
     for batch in plan.batches:
         pool, taken = None, 0
         for index in batch:
-            size = devices.num_devices(plan.cells[index], listed)
+            size = plan.cells[index].num_gpus
             slot = pool.take(size, 0.0) if pool and taken != plan.options.max_parallel else None
             if slot is None:
                 pool, taken = devices.Pool(Device("here", *one) for one in enumerate(listed)), 0
@@ -160,29 +167,17 @@ def read_options(spec: Spec, arguments: list[str], caller: str = "") -> Options:
         split_at = arguments.index("--")
         arguments, overrides = arguments[:split_at], arguments[split_at + 1 :]
     parser = make_parser(spec)
-    typed = parser.parse_args(_as_registered(arguments, parser))
-    return Options(
-        gpus=None if typed.gpus is None else devices.read(typed.gpus),
-        gpus_per_exp=_count(getattr(typed, "gpus_per_exp", None), "--gpus-per-exp") or 1,
-        steps=_count(typed.steps, "--steps"),
-        cooldown=None if typed.cooldown is None else float(number(typed.cooldown, "--cooldown")),
-        model=None if typed.model is None else make("model", _model(typed.model, caller), "--model").text,
-        seeds=_count(typed.seeds, "--seeds"),
-        resume=typed.resume,
-        only=() if typed.only is None else tuple(split(typed.only, "--only")),
-        dry_run=typed.dry_run,
-        ray_address=typed.ray_address,
-        ray_num_cpus=_count(getattr(typed, "ray_num_cpus", None), "--ray-num-cpus"),
-        evaluate_turns=_turns(typed.evaluate_turns),
-        retry=() if typed.retry is None else statuses(typed.retry, "--retry", ("early_stopped", "success")),
-        settings=tuple(_own_settings(spec, typed, caller)),
-        overrides=tuple(overrides),
-    )
+    typed = vars(parser.parse_args(_as_registered(arguments, parser)))
+    if typed["model"] is not None:
+        typed["model"] = _model(typed["model"], caller)
+    given = {name: text for name, text in typed.items() if not name.startswith("own_") and text is not None}
+    read = {name: READERS[name](text, f"--{name.replace('_', '-')}") for name, text in given.items() if name in READERS}
+    return Options(**given | read, settings=tuple(_own_settings(spec, typed, caller)), overrides=tuple(overrides))
 
 
-def _own_settings(spec: Spec, typed: argparse.Namespace, caller: str) -> Iterator[tuple[str, str]]:
+def _own_settings(spec: Spec, typed: Mapping[str, Any], caller: str) -> Iterator[tuple[str, str]]:
     for option in own_options(spec):
-        value = getattr(typed, f"own_{option.variable}")
+        value = typed[f"own_{option.variable}"]
         if value in (None, False):
             continue
         text = str(value)
@@ -206,17 +201,6 @@ def _model(name: str, caller: str) -> str:
     """As it was typed, or the directory that it names as seen from the user."""
     found = model_from(name.strip(), caller)
     return name if found == name.strip() else _near(found)
-
-
-def _count(text: str | None, where: str) -> int | None:
-    return None if text is None else count(text, where)
-
-
-def _turns(text: str | None) -> tuple[int, ...] | None:
-    """None for the experiment's default; empty for no evaluation."""
-    if text is None:
-        return None
-    return () if text.strip() == NONE else counts(split(text, "--evaluate-turns"), "--evaluate-turns")
 
 
 def _as_registered(arguments: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:

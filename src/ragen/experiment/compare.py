@@ -11,12 +11,13 @@ seed, another seed might give another result. With several, the differences of t
 (Student's t), and a difference counts as real only if neither interval holds zero.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from ragen.format import in_points, percent
+from ragen.format import in_points
 from ragen.report.runs import ListedRun, Value, paired_outcomes, read_run, value_text, values_of
 from ragen.report.verdict import PREFIX, early_stop, validation_tags
 from ragen.statistics import Difference, Interval, Rate, mean_interval, paired_difference
@@ -57,11 +58,8 @@ class Setting:
     @property
     def status(self) -> str:
         """`success`; with several runs that differ, how many of each."""
-        statuses = [trial.status for trial in self.trials]
-        counts = {status: statuses.count(status) for status in dict.fromkeys(statuses)}
-        if len(counts) == 1:
-            return statuses[0]
-        return ", ".join(f"{count} {status}" for status, count in counts.items())
+        counts = Counter(trial.status for trial in self.trials)
+        return ", ".join(f"{count} {status}" if len(counts) > 1 else status for status, count in counts.items())
 
     @property
     def stops(self) -> str:
@@ -89,10 +87,13 @@ class Study:
     axis: str  # the field that its cells differ in
 
     @property
+    def trials(self) -> list[Trial]:
+        return [trial for setting in self.settings for trial in setting.trials]
+
+    @property
     def tags(self) -> list[str]:
         """The environments that were validated."""
-        trials = [trial for setting in self.settings for trial in setting.trials]
-        return list(dict.fromkeys(tag for trial in trials for tag in validation_tags(trial.run.metrics)))
+        return list(dict.fromkeys(tag for trial in self.trials for tag in validation_tags(trial.run.metrics)))
 
     @property
     def num_seeds(self) -> int:
@@ -141,16 +142,16 @@ def read_study(path: Path) -> Study:
     record = read_record(path)
     latest = record.latest_lines()
     axis, titles = _titles(list(record.cells.values()))
-    settings = []
-    for label, cells in record.by_setting().items():
-        trials = tuple(_trial(record, cell, status_of(latest.get(cell.name, ""))) for cell in cells)
-        settings.append(Setting(label, titles[cells[0].name], cells[0].group, trials))
+
+    def trial(cell: Cell) -> Trial:
+        run, status = read_run(cell.name, RunFolder(record.run_folder(cell))), status_of(latest.get(cell.name, ""))
+        return Trial(cell, run, run.status if status == MISSING and run.status.startswith("running") else status)
+
+    settings = (
+        Setting(label, titles[cells[0].name], cells[0].group, tuple(map(trial, cells)))
+        for label, cells in record.by_setting().items()
+    )
     return Study(record, tuple(settings), axis)
-
-
-def _trial(record: Record, cell: Cell, status: str) -> Trial:
-    run = read_run(cell.name, RunFolder(record.run_folder(cell)))
-    return Trial(cell, run, run.status if status == MISSING and run.status.startswith("running") else status)
 
 
 def _titles(cells: Sequence[Cell]) -> tuple[str, dict[str, str]]:
@@ -163,22 +164,17 @@ def _titles(cells: Sequence[Cell]) -> tuple[str, dict[str, str]]:
         chosen = {name: tuple(pairs[:num]) for name, pairs in differing.items()}
         if len(set(chosen.values())) == len(set(labels.values())):
             axis = " and ".join(dict.fromkeys(key for pairs in chosen.values() for key, _ in pairs))
-            return axis, {name: _title(pairs, num) for name, pairs in chosen.items()}
+            if num == 1:
+                return axis, {name: value for name, ((_, value),) in chosen.items()}
+            return axis, {name: ", ".join(map("=".join, pairs)) for name, pairs in chosen.items()}
     return "setting", labels
-
-
-def _title(pairs: Sequence[tuple[str, str]], num: int) -> str:
-    return pairs[0][1] if num == 1 else ", ".join(f"{name}={value}" for name, value in pairs)
 
 
 # --- comparing ----------------------------------------------------------------------------------------------------
 
 
 def standings(study: Study, tag: str) -> list[Standing]:
-    """Every setting that is validated in an environment, or may still be, compared with the reference.
-
-    The reference is the experiment's own; else the first setting that can be compared with.
-    """
+    """Every setting that is validated in an environment, or may still be, compared with the reference."""
     played = []
     for setting in study.settings:
         tags = {known for trial in setting.trials for known in validation_tags(trial.run.metrics)}
@@ -186,13 +182,13 @@ def standings(study: Study, tag: str) -> list[Standing]:
             played.append(setting)
     own = [setting for setting in played if setting.label == study.record.reference]
     candidates = own or [setting for setting in played if setting.is_comparable]
-    reference = candidates[0] if candidates else None
+    reference = next(iter(candidates), None)
     return [_standing(setting, reference, tag) for setting in played]
 
 
 def _standing(setting: Setting, reference: Setting | None, tag: str) -> Standing:
-    lasts = [trial.last(tag) for trial in setting.trials]
-    by_seed = tuple(value.value for value in lasts if value is not None)
+    lasts = [value for trial in setting.trials if (value := trial.last(tag)) is not None]
+    by_seed = tuple(value.value for value in lasts)
     success = _pooled(setting, tag, lasts)
     if reference is setting:
         return Standing(setting, success, by_seed, is_reference=True)
@@ -200,15 +196,14 @@ def _standing(setting: Setting, reference: Setting | None, tag: str) -> Standing
     return Standing(setting, success, by_seed, change, problem=problem)
 
 
-def _pooled(setting: Setting, tag: str, lasts: Sequence[Value | None]) -> Value | None:
+def _pooled(setting: Setting, tag: str, lasts: Sequence[Value]) -> Value | None:
     """The success of the last validations: of one run as it was stored, of several over all their levels."""
-    known = [value for value in lasts if value is not None]
-    if len(known) < 2:
-        return known[0] if known else None
-    step = max(value.step for value in known)
+    if len(lasts) < 2:
+        return next(iter(lasts), None)
+    step = max(value.step for value in lasts)
     outcomes = [paired_outcomes(trial.run, trial.run, tag)[0] for trial in setting.trials]
     if not all(outcomes):
-        return Value(step, fmean(value.value for value in known))
+        return Value(step, fmean(value.value for value in lasts))
     rate = Rate(sum(map(sum, outcomes)), sum(map(len, outcomes)))
     return Value(step, rate.mean, rate.interval)
 
@@ -218,21 +213,21 @@ def compare(reference: Setting, setting: Setting, tag: str) -> tuple[Change | No
     for one in (reference, setting):
         if not one.is_comparable:
             return None, f"{one.title} has not ended ({one.status})"
-    others = {trial.cell.seed: trial for trial in reference.trials}
-    pairs = [(others[trial.cell.seed], trial) for trial in setting.trials if trial.cell.seed in others]
-    before: list[bool] = []
-    after: list[bool] = []
-    by_seed = []
-    for first, second in pairs:
-        old, new, problem = paired_outcomes(first.run, second.run, tag)
-        if problem:
-            return None, problem
-        by_seed.append(fmean(new) - fmean(old))
-        before += old
-        after += new
+    others = {trial.cell.seed: trial.run for trial in reference.trials}
+    pairs = [
+        paired_outcomes(others[trial.cell.seed], trial.run, tag)
+        for trial in setting.trials
+        if trial.cell.seed in others
+    ]
     if not pairs:
         return None, f"{setting.title} and {reference.title} have no seed in common"
-    return Change(paired_difference(before, after), tuple(by_seed)), ""
+    for _, _, problem in pairs:
+        if problem:
+            return None, problem
+    before = [outcome for old, _, _ in pairs for outcome in old]
+    after = [outcome for _, new, _ in pairs for outcome in new]
+    by_seed = tuple(fmean(new) - fmean(old) for old, new, _ in pairs)
+    return Change(paired_difference(before, after), by_seed), ""
 
 
 # --- sentences ----------------------------------------------------------------------------------------------------
@@ -271,14 +266,21 @@ def findings(found: Sequence[Standing]) -> list[str]:
         if members:
             changes = (f"{one.setting.title} {change_text(one.change)}" for one in members)
             sentences.append(f"{heading}: {', '.join(changes)}.")
-    return [*sentences, *_unfinished(found), *_caveats(found, compared)]
+    sentences += _unfinished(found)
+    if compared and max(len(standing.setting.trials) for standing in found) == 1:
+        sentences.append(
+            "One training seed: a difference is one between these runs. Whether the setting makes it, only more seeds "
+            "(--seeds 3) can tell."
+        )
+    if compared >= 5:
+        sentences.append(
+            f"Of {compared} comparisons at 95 %, about {0.05 * compared:.1f} would look real by chance alone."
+        )
+    return sentences
 
 
 def _sorted(found: Sequence[Standing]) -> tuple[Standing | None, dict[str, list[Standing]], int]:
-    """The reference, the comparisons by verdict, and their number.
-
-    A run that a rule has stopped had less training, and is reported separately.
-    """
+    """The reference, the comparisons by verdict, and their number. A run that a rule has stopped is left out."""
     reference = next((standing for standing in found if standing.is_reference), None)
     kinds: dict[str, list[Standing]] = {kind: [] for kind in VERDICTS}
     for standing in found:
@@ -288,40 +290,20 @@ def _sorted(found: Sequence[Standing]) -> tuple[Standing | None, dict[str, list[
 
 
 def _unfinished(found: Sequence[Standing]) -> list[str]:
-    ended = [one for one in found if one.setting.is_comparable]
-    waiting = [one for one in found if not one.setting.is_comparable]
     parts = {
         "Stopped early, which counts as a failed training regime": [
             f"{one.setting.title} ({one.setting.stops})" for one in found if one.setting.stops
         ],
-        "Not ended": [f"{one.setting.title} ({one.setting.status})" for one in waiting],
+        "Not ended": [f"{one.setting.title} ({one.setting.status})" for one in found if not one.setting.is_comparable],
         "Not comparable": [
-            f"{one.setting.title} ({one.problem})" for one in ended if one.problem and one.change is None
+            f"{one.setting.title} ({one.problem})" for one in found if one.setting.is_comparable and one.problem
         ],
     }
     return [f"{heading}: {'; '.join(listed)}." for heading, listed in parts.items() if listed]
 
 
-def _caveats(found: Sequence[Standing], num_compared: int) -> list[str]:
-    sentences = []
-    if num_compared and max(len(standing.setting.trials) for standing in found) == 1:
-        sentences.append(
-            "One training seed: a difference is one between these runs. Whether the setting makes it, only more seeds "
-            "(--seeds 3) can tell."
-        )
-    if num_compared >= 5:
-        sentences.append(
-            f"Of {num_compared} comparisons at 95 %, about {0.05 * num_compared:.1f} would look real by chance alone."
-        )
-    return sentences
-
-
 def change_text(change: Change | None) -> str:
     return "–" if change is None else f"{in_points(change.pooled)} points"
-
-
-def seeds_text(values: Sequence[float]) -> str:
-    return " · ".join(percent(value) for value in values)
 
 
 def verdict_text(standing: Standing) -> str:

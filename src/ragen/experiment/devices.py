@@ -16,7 +16,9 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
+from ragen.config.devices import normal_list
 from ragen.errors import ConfigError
 from ragen.experiment.cluster import Cluster, Device, Node, Slot
 from ragen.experiment.plan import CPU, Plan
@@ -32,8 +34,6 @@ LOOK_AT_NODES = 5.0  # seconds
 
 def read(text: str) -> tuple[str, ...]:
     """The devices of `--gpus`."""
-    from ragen.config.devices import normal_list
-
     devices = tuple(part.strip() for part in text.split(",") if part.strip())
     if not devices:
         raise ConfigError(f"--gpus {text!r}: no device; write numbers (0,1), or cpu for a run without a GPU")
@@ -94,10 +94,10 @@ class Pool:
     """The devices of all nodes, each free or not."""
 
     def __init__(self, devices: Iterable[Device] = ()):
-        self._free_at: dict[Device, float | None] = dict.fromkeys(devices, float("-inf"))  # None: taken
+        self._free_at = dict.fromkeys(devices, -inf)  # inf: taken
 
     def add(self, device: Device) -> None:
-        self._free_at.setdefault(device, float("-inf"))
+        self._free_at.setdefault(device, -inf)
 
     def remove_node(self, node: str) -> None:
         self._free_at = {device: free_at for device, free_at in self._free_at.items() if device.node != node}
@@ -108,13 +108,12 @@ class Pool:
     def take(self, size: int, now: float) -> Slot | None:
         """Neighbours that are free now."""
         for slot in self._slots(size):
-            free_at = [self._free_at[device] for device in slot]
-            if all(time is not None and time <= now for time in free_at):
-                self._free_at |= dict.fromkeys(slot, None)
+            if all(self._free_at[device] <= now for device in slot):
+                self._free_at |= dict.fromkeys(slot, inf)
                 return slot
         return None
 
-    def give_back(self, slot: Slot, free_at: float = float("-inf")) -> None:
+    def give_back(self, slot: Slot, free_at: float = -inf) -> None:
         """Others may have them from `free_at` on. Devices of a node that is gone are dropped."""
         self._free_at |= {device: free_at for device in slot if device in self._free_at}
 
@@ -123,11 +122,6 @@ class Pool:
             devices = sorted(device for device in self._free_at if device.node == node)
             for start in range(0, len(devices) - size + 1, size):
                 yield tuple(devices[start : start + size])
-
-
-def num_devices(cell: Cell, devices: Sequence[str]) -> int:
-    """A run without a GPU takes one CPU entry."""
-    return 1 if CPU in devices else cell.num_gpus
 
 
 # --- names --------------------------------------------------------------------------------------------------------
@@ -177,19 +171,16 @@ class Nodes:
     def gpu(self) -> str:
         """The devices of a run of the usual size."""
         node = self._used()[0]
-        return label(self._of(node)[: self.plan.options.gpus_per_exp or 1], self._names[node.id])
-
-    def take(self, cell: Cell, now: float) -> Slot | None:
-        return self.pool.take(num_devices(cell, self._devices), now)
+        return label(self._of(node)[: self.plan.options.gpus_per_exp], self._names[node.id])
 
     def label(self, slot: Slot) -> str:
         """The `gpu` field of a run: the documented lines of the smoke test hold numbers, all others models."""
         names = [device.name for device in slot]
         return ",".join(names) if self.plan.name.startswith("smoke") else label(names, self._names[slot[0].node])
 
-    def threads(self, cell: Cell) -> int:
+    def threads(self) -> int:
         """The share of its node's cores that a run without a GPU may use."""
-        return max(1, int(cores() / len(self._devices) / cell.num_gpus))
+        return max(1, int(cores() / len(self._devices)))
 
     def look(self) -> list[str]:
         """Look for nodes that left or joined, every few seconds; returns notes for the user."""
@@ -230,7 +221,7 @@ class Nodes:
                     return
                 found = self.cluster.gpu_names(node, sys.executable, devices)
                 gpu_names = named(devices, found, f" on {node.host}")
-                check(devices, self.plan.options.gpus_per_exp or 1, self.plan.cells)
+                check(devices, self.plan.options.gpus_per_exp, self.plan.cells)
             self._names[node.id] = gpu_names
         for number, name in enumerate(devices):
             self.pool.add(Device(node.id, number, name))

@@ -28,7 +28,7 @@ REPORT_LINE = b"report: "
 
 def evaluate(plan: Plan) -> int:
     """Evaluate the runs that have succeeded."""
-    from ragen.experiment.scheduler import child_environment, how_to_resume
+    from ragen.experiment.scheduler import child_environment
 
     folders, skipped = trained(plan)
     if not folders:
@@ -54,7 +54,7 @@ def evaluate(plan: Plan) -> int:
         show_output()
     status = ended.get("status", 1)
     if status in (INTERRUPTED, -signal.SIGINT):
-        print(f"the evaluation was interrupted: run {how_to_resume(plan)} to resume", flush=True)
+        print(f"the evaluation was interrupted: run {plan.how_to_resume} to resume", flush=True)
         return INTERRUPTED
     if "error" in ended or status < 0:
         print(f"the evaluation failed: {ended.get('error') or f'killed by signal {-status}'}", flush=True)

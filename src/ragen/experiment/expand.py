@@ -8,15 +8,16 @@ Only what a name needs is resolved here; `check.py` resolves every run.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
+from ragen.config import keys
 from ragen.errors import ConfigError, did_you_mean, nearest_of
 from ragen.experiment import devices, probed_checkpoint, search
-from ragen.experiment.plan import CPU, Options, Plan
+from ragen.experiment.plan import CPU, Options, Plan, in_batches
 from ragen.experiment.spec import OptionSpec, Spec, load
-from ragen.experiment.template import ConfigView, Value, Variables, count, labelled, make, same_value, split
+from ragen.experiment.template import ConfigView, Value, Variables, choose, count, labelled, make, same_value, split
 from ragen.store.sweep_results import Cell
 
 ALL = "all"  # as a number of GPUs: those that are listed
@@ -41,25 +42,19 @@ EXPERIMENT_OWNS = {
 def plans(name: str, options: Options) -> tuple[Plan, ...]:
     """The plans of an experiment, to be run in this order."""
     spec = load(name)
-    if not spec.series:
-        return (expand(name, options),)
-    series = [_expand(load(entry["plan"]), _with_settings(options, entry)) for entry in spec.series]
-    return _with_runs(series, options)
-
-
-def expand(name: str, options: Options) -> Plan:
-    """The plan of one experiment. Raises `ConfigError` for a value, a list or a set of GPUs that cannot work."""
-    spec = load(name)
-    if spec.series:
-        raise ConfigError(f"{name} is several experiments in sequence: see `plans`")
-    return _with_runs([_expand(spec, options)], options)[0]
-
-
-def _with_runs(found: Sequence[Plan], options: Options) -> tuple[Plan, ...]:
+    found = [_expand(load(entry["plan"]), _with_settings(options, entry)) for entry in spec.series]
+    found = found or [_expand(spec, options)]
     if any(plan.cells for plan in found):
         return tuple(plan for plan in found if plan.cells)
     near = did_you_mean(options.only[0], [cell.label for plan in found for cell in plan.all_cells])
     raise ConfigError(f"--only {','.join(options.only)}: there is no such run{near or '; --dry-run lists them'}")
+
+
+def expand(name: str, options: Options) -> Plan:
+    """The plan of one experiment. Raises `ConfigError` for a value, a list or a set of GPUs that cannot work."""
+    if load(name).series:
+        raise ConfigError(f"{name} is several experiments in sequence: see `plans`")
+    return plans(name, options)[0]
 
 
 def _with_settings(options: Options, entry: Mapping[str, str]) -> Options:
@@ -83,10 +78,12 @@ def _expand(spec: Spec, options: Options) -> Plan:
     def variables(values: Mapping[str, Any], start: tuple[str, ...]) -> Variables:
         return Variables(values, spec.derived, views.setdefault(start, ConfigView(start, typed)))
 
+    notes = [f"{name}={value} is assumed, since no earlier group has found one" for name, value in assumed.items()]
     checkpoint = probed_checkpoint.find(spec, variables(shared, tuple(spec.start)))
     if checkpoint is not None:
         shared["checkpoint"] = checkpoint.value
-    points: dict[str, str] = {}  # label -> its values
+        notes += checkpoint.notes(options.steps)
+    points: dict[str, list[str]] = {}  # label -> its values
     headings: dict[str, str] = {}
     cells, reference = [], None
     for grid in _grids(spec, shared, texts):
@@ -94,17 +91,25 @@ def _expand(spec: Spec, options: Options) -> Plan:
         for values in product(*grid.axes.values()):
             point = dict(zip(grid.axes, values, strict=True))
             for cell in _cells(spec, options, grid, shared | fixed | grid.fixed, point, variables):
-                _check_label(cell, ", ".join(map(str, values)), points)
+                points.setdefault(cell.label, []).append(", ".join(map(str, values)))
                 if spec.reference is not None and len(values) == 1 and same_value(values[0].text, spec.reference):
                     reference = reference or cell.setting
                 cells.append(cell)
-    kept = [cell for cell in cells if _is_wanted(cell, options.only)]
+    for label, same in points.items():
+        if len(same) > 1:
+            both = " and ".join(same[:2])
+            raise ConfigError(f"{both} have one label, {label}: their runs would share a directory; keep one of them")
+    kept = [cell for cell in cells if not options.only or _names(cell) & set(options.only)]
     if options.gpus is not None:
         devices.check(options.gpus, options.gpus_per_exp, kept)
     sizes = {cell.num_gpus for cell in kept}
     gpus_per_exp = sizes.pop() if len(sizes) == 1 else 1
-    options = replace(options, gpus_per_exp=gpus_per_exp, max_parallel=_max_parallel(options, shared))
+    max_parallel = 1 if "parallel" in shared and not shared["parallel"].text else options.max_parallel
+    if "max_parallel" in shared:
+        max_parallel = count(shared["max_parallel"].text, "--max-parallel")
+    options = replace(options, gpus_per_exp=gpus_per_exp, max_parallel=max_parallel)
     common = variables(shared | fixed, cells[0].start)
+    fields = [entry.partition("=")[0] for entry in spec.fields] + spec.timings + (["seed"] if options.seeds else [])
     return Plan(
         name=spec.id,
         title=common.fill(spec.title),
@@ -112,11 +117,7 @@ def _expand(spec: Spec, options: Options) -> Plan:
         cells=tuple(kept),
         batches=_batches(kept, count(common.fill(spec.batch), "batch:") if spec.batch else None),
         summary_path=Path(common.fill(spec.summary)),
-        summary_fields=(
-            *(entry.partition("=")[0] for entry in spec.fields),
-            *spec.timings,
-            *(["seed"] if options.seeds else []),
-        ),
+        summary_fields=tuple(fields),
         options=options,
         source=spec.source,
         all_cells=tuple(cells),
@@ -127,7 +128,7 @@ def _expand(spec: Spec, options: Options) -> Plan:
         train_environment=dict(spec.environment),
         assumed=assumed,
         built_on={start: view.read for start, view in views.items() if view.read},
-        notes=() if checkpoint is None else checkpoint.notes(options.steps),
+        notes=tuple(notes),
         missing="" if checkpoint is None else checkpoint.missing,
     )
 
@@ -153,12 +154,6 @@ def _with_defaults(spec: Spec, options: Options) -> Options:
         evaluate_turns=spec.evaluate.max_turns if options.evaluate_turns is None else options.evaluate_turns,
         skip_statuses=() if skip in ("", NONE) else statuses(skip, "--skip-statuses", STATUSES),
     )
-
-
-def _max_parallel(options: Options, shared: Mapping[str, Any]) -> int | None:
-    if "max_parallel" in shared:
-        return int(shared["max_parallel"].text)
-    return 1 if "parallel" in shared and not shared["parallel"].text else options.max_parallel
 
 
 def _settings(spec: Spec, options: Options) -> tuple[dict[str, str], dict[str, str]]:
@@ -191,7 +186,7 @@ def _shared(spec: Spec, options: Options, texts: Mapping[str, str]) -> dict[str,
     }
     if "model" not in spec.options:
         shared["model"] = make("model", options.model or "", "--model")
-    varied = {*spec.axes, *search.axes(spec, texts)}
+    varied = {*spec.axes, *search.grid(spec, texts)}
     for variable, option in spec.options.items():
         if variable not in varied and not option.is_list:
             shared[variable] = _value(option, texts[variable], shared)
@@ -270,10 +265,7 @@ def _grids(spec: Spec, shared: Mapping[str, Any], texts: Mapping[str, str]) -> I
                 raise ConfigError(f"{spec.id}: the axis {name} is not a variable with a list of values")
         yield _Grid({name: lists[name] for name in spec.axes}, spec.name)
         return
-    wanted = [value.text for value in lists["groups"]]
-    for text in wanted:
-        if text not in spec.groups:
-            raise ConfigError(f"--groups {text}: there is no such group; choose from {', '.join(spec.groups)}")
+    wanted = [choose(value.text, spec.groups, "--groups") for value in lists["groups"]]
     for number, group in spec.groups.items():
         if number in wanted:
             fixed = {name: _value(spec.values[name], text, shared) for name, text in group.set.items()}
@@ -298,8 +290,7 @@ def _cells(
 ) -> Iterator[Cell]:
     """The runs of one point of a grid, one for each seed."""
     values = {**known, **point, "axes": "_".join(f"{name}_{value}" for name, value in point.items())}
-    plain = Variables(values, spec.derived, None)
-    start = tuple(plain.fill(part) for part in spec.start)
+    start = tuple(map(Variables(values, spec.derived, None).fill, spec.start))
     variables = make_variables(values, start)
     name = variables["name"] = variables.fill(grid.name)
     label = variables.fill(spec.label)
@@ -315,25 +306,30 @@ def _cells(
         pairs = (entry.partition("=") for entry in spec.fields)
         fields = [(key, variables.fill(template)) for key, _, template in pairs]
         overrides = _below([variables.override(template) for template in templates], options.overrides)
+        overrides += options.overrides
+        if seed is not None:  # other training levels and draws; the validation levels stay, so repetitions are paired
+            first = int(make("whole", f"{variables['config']:seed.train}", "seed.train").text)
+            overrides.append(f"seed.train={first + seed * SEED_STRIDE}")
+            fields.append(("seed", str(seed)))
         yield Cell(
             name=name + end,
             label=label + end,
             group=grid.group,
             start=start,
-            overrides=(*overrides, *options.overrides, *_seed_override(seed, variables)),
+            overrides=tuple(overrides),
             num_gpus=num_gpus,
             seed=seed,
             log_path=log,
             result_path=log.with_suffix(".result"),
             checkpoint_dir=Path(variables["checkpoints"]),
             wandb_project=_typed(options.overrides).get("trainer.project_name", variables["project"]),
-            fields=tuple(fields if seed is None else [*fields, ("seed", str(seed))]),
+            fields=tuple(fields),
             log_head=tuple(variables.fill(template) for template in spec.head),
         )
 
 
 def _num_gpus(spec: Spec, options: Options, variables: Variables) -> int:
-    if options.gpus is not None and CPU in options.gpus:
+    if CPU in (options.gpus or ()):
         return 1
     if spec.num_gpus == ALL:
         return len(options.gpus or ())
@@ -341,29 +337,15 @@ def _num_gpus(spec: Spec, options: Options, variables: Variables) -> int:
     return max(own, options.gpus_per_exp)
 
 
-def _seed_override(seed: int | None, variables: Variables) -> list[str]:
-    """Repetitions differ in their training levels and draws. Validation levels stay: the repetitions are paired."""
-    if seed is None:
-        return []
-    first = make("whole", f"{variables['config']:seed.train}", "seed.train").text
-    return [f"seed.train={int(first) + seed * SEED_STRIDE}"]
-
-
 def _below(own: Sequence[str | None], overrides: Sequence[str]) -> list[str]:
-    """The experiment's overrides that the user's do not replace: by the v1 name of a key, or by a key it follows.
-
-    `-- es_manager.train.env_groups=2` replaces `training.train_batch_size=8`, and `n_groups` follows it;
-    `-- ppo_mini_batch_size=8` is also that of actor and critic.
-    """
-    from ragen.config import keys
-
+    """The experiment's overrides that the user's do not replace: by the v1 name of a key, or by a key it follows."""
+    # `es_manager.train.env_groups=2` replaces `training.train_batch_size=8`, and `n_groups` follows it.
     typed = [key for key in _typed(overrides) if keys.is_key(key)]
     theirs = {target: key for key in typed for target in keys.targets(key)}
-    following = set().union(*(keys.followed_by(key) for key in theirs)) - theirs.keys()
+    replaced = theirs.keys() | set().union(*map(keys.followed_by, theirs))
 
     def stands(key: str) -> bool:
-        mine = keys.targets(key)
-        return key in theirs.values() or not any(target in theirs or target in following for target in mine)
+        return key in theirs.values() or replaced.isdisjoint(keys.targets(key))
 
     return [override for override in own if override is not None and stands(override.partition("=")[0])]
 
@@ -380,43 +362,26 @@ def _check_overrides(spec: Spec, overrides: Sequence[str]) -> None:
             raise ConfigError(f"{override} after --: {owned[key]}")
 
 
-def _check_label(cell: Cell, values: str, points: dict[str, str]) -> None:
-    """Two runs in one directory would overwrite each other."""
-    if cell.label in points:
-        both = f"{points[cell.label]} and {values}"
-        raise ConfigError(f"{both} have one label, {cell.label}: their runs would share a directory; keep one of them")
-    points[cell.label] = values
-
-
 # --- the plan -----------------------------------------------------------------------------------------------------
 
 
-def _is_wanted(cell: Cell, only: Sequence[str]) -> bool:
-    names = {cell.name, cell.label, cell.setting, cell.group}
-    names |= {cell.name.removesuffix(f"-s{cell.seed}")} if cell.seed is not None else set()
-    names |= {value for _, value in cell.fields[:1]}  # the swept value as it was typed
-    return not only or bool(names & set(only))
+def _names(cell: Cell) -> set[str]:
+    """What --only may call it."""
+    swept = {value for _, value in cell.fields[:1]}  # as it was typed
+    return {cell.name, cell.name.removesuffix(f"-s{cell.seed}"), cell.label, cell.setting, cell.group, *swept}
 
 
 def _batches(cells: Sequence[Cell], size: int | None) -> tuple[tuple[int, ...], ...]:
     """Consecutive runs of one group, at most `size` of them; without a size, all in one."""
     if size is None:
         return (tuple(range(len(cells))),)
-    batches: list[list[int]] = []
-    for index, cell in enumerate(cells):
-        if not batches or len(batches[-1]) == size or cells[batches[-1][0]].group != cell.group:
-            batches.append([])
-        batches[-1].append(index)
-    return tuple(map(tuple, batches))
+    indices = iter(range(len(cells)))
+    return tuple(tuple(islice(indices, len(batch))) for batch in in_batches(cells, size))
 
 
 def statuses(text: str, where: str, known: Sequence[str]) -> tuple[str, ...]:
     """A list of ways in which runs end."""
-    found = split(text, where)
-    for status in found:
-        if status not in known:
-            raise ConfigError(f"{where} {status}: there is no such status; choose from {', '.join(known)}")
-    return tuple(found)
+    return tuple(choose(status, known, where) for status in split(text, where))
 
 
 def _header(spec: Spec, texts: Mapping[str, str], options: Options) -> tuple[str, ...]:

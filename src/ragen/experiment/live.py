@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -64,8 +65,7 @@ class LiveRow:
     def seconds_left(self) -> float | None:
         if not self.step_seconds or self.total_steps is None or self.step is None:
             return None
-        recent = self.step_seconds[-RECENT:]
-        return max(0, self.total_steps - self.step) * sum(recent) / len(recent)
+        return max(0, self.total_steps - self.step) * fmean(self.step_seconds[-RECENT:])
 
     def update(self) -> None:
         """Read the metrics that were added since the last call."""
@@ -80,7 +80,7 @@ class LiveRow:
             numbers = {key: n for key, n in row.items() if isinstance(n, (int, float)) and math.isfinite(n)}
             found = [n for key, n in numbers.items() if key.startswith(PREFIX) and key.endswith("/success")]
             self.step = row["step"]
-            self.success = sum(found) / len(found) if found else self.success
+            self.success = fmean(found) if found else self.success
             self.step_seconds += [numbers["timing_s/step"]] if "timing_s/step" in numbers else []
 
     def _new_metrics(self, folder: RunFolder) -> Iterator[dict[str, Any]]:
@@ -134,11 +134,6 @@ class View:
         if self._live:
             self._live.stop()
 
-    # --- events -------------------------------------------------------------------------------------------------
-
-    def done_before(self, name: str, status: str) -> None:
-        self.rows[name].status = status
-
     def started(self, cell: Cell, slot: str, log_offset: int) -> None:
         self.rows[cell.name] = LiveRow(cell, "running", slot, log_offset, self._clock())
         if not self._live:
@@ -175,34 +170,29 @@ class View:
         done = sum(row.status not in ("waiting", "running", "interrupted") for row in self.rows.values())
         return f"[{done}/{len(self.rows)}]"
 
-    # --- the table ----------------------------------------------------------------------------------------------
-
     def render(self) -> Group:
+        """The table: as many rows as fit, running ones first, then those that have ended."""
         rows = list(self.rows.values())
-        shown = self._fitting(rows)
+        ranked = sorted(range(len(rows)), key=lambda index: ORDER.get(rows[index].kind, 3))
+        shown = sorted(ranked[: max(3, self._screen.height - 5)])
         table = Table(box=None, pad_edge=False, header_style="dim")
         for heading in COLUMNS:
             table.add_column(heading, no_wrap=True, justify="right" if heading in NUMBERS else "left")
-        for row in shown:
-            table.add_row(*_texts(row))
+        for index in shown:
+            table.add_row(*_texts(rows[index]))
         hidden = [Text(f"and {len(rows) - len(shown)} more", "dim")] if len(shown) < len(rows) else []
         return Group(self._heading(rows), table, *hidden)
 
     def _heading(self, rows: list[LiveRow]) -> Text:
         kinds = [row.kind for row in rows]
         failed = kinds.count("fail") + kinds.count("early_stopped")
-        text = Text(f"{self.plan.title}  ", "bold")
-        text.append(f"{kinds.count('success') + failed} of {len(rows)} done", "not bold")
-        text.append(f" · {kinds.count('running')} running", "not bold")
-        if failed:
-            text.append(f" · {failed} failed", "red")
-        return text.append(f" · {duration(self._clock() - self._began)}", "not bold dim")
-
-    def _fitting(self, rows: list[LiveRow]) -> list[LiveRow]:
-        """As many as the terminal has lines for: running ones first, then those that have ended."""
-        room = max(3, self._screen.height - 5)
-        ranked = sorted(range(len(rows)), key=lambda index: ORDER.get(rows[index].kind, 3))
-        return [rows[index] for index in sorted(ranked[:room])]
+        done = f"{kinds.count('success') + failed} of {len(rows)} done · {kinds.count('running')} running"
+        return Text.assemble(
+            (f"{self.plan.title}  ", "bold"),
+            done,
+            (f" · {failed} failed" if failed else "", "bold red"),
+            (f" · {duration(self._clock() - self._began)}", "dim"),
+        )
 
 
 def _texts(row: LiveRow) -> Iterator[Text]:

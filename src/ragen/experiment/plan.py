@@ -8,7 +8,9 @@
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from ragen.errors import ConfigError
@@ -40,10 +42,6 @@ class Options:
     overrides: tuple[str, ...] = ()  # what stood after --
 
     def __post_init__(self) -> None:
-        for name in ("gpus_per_exp", "steps", "seeds", "ray_num_cpus", "max_parallel"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
         if self.cooldown is not None and not 0 <= self.cooldown < math.inf:
             raise ConfigError(f"--cooldown {self.cooldown:g}: takes seconds, 0 or more")
 
@@ -81,11 +79,21 @@ class Plan:
     def is_offline(self) -> bool:
         return self.wandb_mode == "offline"
 
+    @property
+    def how_to_resume(self) -> str:
+        return "the same command" if self.append_summary else "the same command with --resume"
+
     def statuses(self) -> dict[str, str]:
         """Cell name -> its latest status in the summary log, or `missing`; also of cells that --only skips."""
         cells = self.all_cells or self.cells
         latest = latest_lines(cells, self.summary_fields, SummaryLog(self.summary_path).text())
         return {cell.name: status_of(latest.get(cell.name, "")) for cell in cells}
+
+
+def in_batches(cells: Sequence[Cell], size: int) -> list[list[Cell]]:
+    """Consecutive cells of one group, at most `size` together."""
+    groups = [list(group) for _, group in groupby(cells, key=lambda cell: cell.group)]
+    return [group[first : first + size] for group in groups for first in range(0, len(group), size)]
 
 
 def overrides_on(cell: Cell, slot: tuple[str, ...]) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ The options are `resume-from-path`, `checkpoint-root` and `checkpoint-step`; the
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ragen.errors import ConfigError
 from ragen.experiment.spec import Checkpoint, Spec
@@ -21,8 +21,7 @@ NAME = re.compile(r"global_step_(\d+)")
 MOST_LISTED = 20
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     path: Path
     missing: str = ""
 
@@ -31,9 +30,9 @@ class Found:
         step = step_of(self.path)
         return Value(str(self.path), {"step": str(step), "total": str(max(step, 1))})
 
-    def notes(self, steps: int | None) -> tuple[str, ...]:
+    def notes(self, steps: int | None) -> list[str]:
         unused = [] if steps is None else [f"--steps {steps} has no effect: nothing is trained"]
-        return (*unused, *([] if self.missing else [f"checkpoint: {self.path}"]))
+        return unused + ([] if self.missing else [f"checkpoint: {self.path}"])
 
 
 def find(spec: Spec, variables: Variables) -> Found | None:

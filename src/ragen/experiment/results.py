@@ -50,9 +50,6 @@ class Result:
         return times | {"wall_time": f"{int(self.wall_seconds)}s", "gpu": self.gpu, "status": self.status}
 
 
-# --- one run ------------------------------------------------------------------------------------------------------
-
-
 def judge(cell: Cell, ended: Mapping[str, Any], gpu: str, log_offset: int = 0) -> Result:
     """The result of a run. Its log begins at `log_offset`; what is before belongs to an earlier attempt."""
     if "error" in ended:
@@ -86,9 +83,6 @@ def last_lines(log: Path, offset: int = 0) -> str:
         return ""
     lines = [text for line in lines if (text := " ".join(line.split()))][-ERROR_LINES:]
     return " / ".join(line if len(line) <= ERROR_WIDTH else f"{line[: ERROR_WIDTH - 1]}…" for line in lines)
-
-
-# --- all runs -----------------------------------------------------------------------------------------------------
 
 
 def closing_block(plan: Plan, latest: Mapping[str, str], gpu: str = "") -> list[str]:

@@ -47,10 +47,7 @@ def job(
 
 
 def run_child(job: Job, on_pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Run a child to its end: `status`, `started` and `ended`; or `error` if it could not start.
-
-    `on_pause` is called several times a second meanwhile.
-    """
+    """Run a child to its end, and `on_pause` meanwhile: `status`, `started`, `ended`; or `error` if it cannot start."""
     with subprocess.Popen(
         job["guard"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=job["folder"], start_new_session=True
     ) as guard:
@@ -83,9 +80,6 @@ def gpu_names(python: str, devices: Sequence[str]) -> list[str]:
     if done.returncode:
         raise OSError((done.stderr.strip().splitlines() or ["torch failed"])[-1])
     return json.loads(done.stdout.splitlines()[-1])
-
-
-# --- the guard ----------------------------------------------------------------------------------------------------
 
 
 def guard() -> None:

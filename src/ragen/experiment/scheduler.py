@@ -24,28 +24,17 @@ from typing import Any, NamedTuple
 
 from ragen import invocation_dir
 from ragen.errors import ConfigError, RunFailed
-from ragen.experiment import devices, run_process, wandb_sync
+from ragen.experiment import devices, results, run_process, wandb_sync
 from ragen.experiment.cluster import Slot, connected
 from ragen.experiment.devices import Nodes
 from ragen.experiment.live import View
-from ragen.experiment.locks import any_held, held
-from ragen.experiment.plan import CPU, Plan, overrides_on
-from ragen.experiment.results import (
-    Result,
-    changed_settings,
-    closing_block,
-    date,
-    judge,
-    totals_line,
-    update_record,
-    write_record,
-)
+from ragen.experiment.plan import CPU, Plan, in_batches, overrides_on
 from ragen.run.interrupt import Interrupt
 from ragen.run.sinks import WANDB_ID
 from ragen.store.free_name import rotate
 from ragen.store.fsync import write_whole
 from ragen.store.run_folder import RunFolder
-from ragen.store.sweep_results import Cell, SummaryLog, latest_lines, recorded_cells, result_line, status_of
+from ragen.store.sweep_results import Cell, SummaryLog, any_held, held, latest_lines, recorded_cells, result_line
 
 PAUSE = 0.5  # seconds between two looks at the runs
 MOST_LOSSES = 3  # of one run; then it counts as failed
@@ -60,10 +49,7 @@ def train_command(cell: Cell, slot: tuple[str, ...]) -> list[str]:
 
 
 def run(plan: Plan, command: Command = train_command, grace: float = run_process.GRACE) -> int:
-    """Run the cells of a plan that are not done yet.
-
-    `command` makes the command of a cell on its devices; a run that is interrupted has `grace` seconds to end.
-    """
+    """Run the cells that are not done yet, each with its `command`. Interrupted, they have `grace` seconds to end."""
     address = plan.options.ray_address or os.environ.get("RAY_ADDRESS")
     address = None if address in ("", "local") else address
     listed = _devices(plan, address)
@@ -80,7 +66,7 @@ def run(plan: Plan, command: Command = train_command, grace: float = run_process
             notes += _open(plan, log, done, nodes)
             with View(plan) as view:
                 for name, status in done.items():
-                    view.done_before(name, status)
+                    view.rows[name].status = status
                 for note in notes:
                     view.note(note)
                 todo = [cell for cell in plan.cells if cell.name not in done]
@@ -96,7 +82,7 @@ def _devices(plan: Plan, address: str | None) -> tuple[str, ...]:
     if address is not None and plan.options.gpus is None:
         return ()
     listed = plan.options.gpus or devices.discover()
-    devices.check(listed, plan.options.gpus_per_exp or 1, plan.cells)
+    devices.check(listed, plan.options.gpus_per_exp, plan.cells)
     return listed
 
 
@@ -121,7 +107,7 @@ def _done(plan: Plan) -> tuple[dict[str, str], list[str]]:
         status = statuses[cell.name]
         if status.partition(":")[0] not in plan.options.done_statuses:
             continue
-        changed = changed_settings(cell, before[cell.name]) if cell.name in before else []
+        changed = results.changed_settings(cell, before.get(cell.name, cell))
         if changed:
             notes.append(f"{cell.name} is done with other settings ({'; '.join(changed[:3])}): it runs again")
         else:
@@ -130,11 +116,7 @@ def _done(plan: Plan) -> tuple[dict[str, str], list[str]]:
 
 
 def _open(plan: Plan, log: SummaryLog, done: Mapping[str, str], nodes: Nodes) -> list[str]:
-    """Begin the summary log and the record; returns notes for the user.
-
-    An experiment that starts from the beginning moves an older summary to .log.1, unless another process runs cells
-    of it.
-    """
+    """Begin the summary log and the record, and keep an older summary as .log.1; returns notes for the user."""
     starts_over, notes = not plan.options.resume and not plan.append_summary, []
     try:
         with log.locked():
@@ -148,10 +130,10 @@ def _open(plan: Plan, log: SummaryLog, done: Mapping[str, str], nodes: Nodes) ->
                 if log.text():
                     rotate(log.path)
             before = log.text()
-            opening = [f"=== {plan.title} {'Resumed' if before else 'Started'}: {date()} ===", *plan.header]
+            opening = [f"=== {plan.title} {'Resumed' if before else 'Started'}: {results.date()} ===", *plan.header]
             skipped = [f"Skipping: {name} (status={status})" for name, status in done.items()]
             log.write([*([""] if before else []), *opening, nodes.description(), *notes, *skipped, ""])
-            update_record(plan, [cell for cell in plan.cells if cell.name not in known], known)
+            results.update_record(plan, [cell for cell in plan.cells if cell.name not in known], known)
     except OSError as error:
         raise ConfigError(f"{log.path}: cannot be written ({error.strerror}): the summary goes there") from None
     return notes
@@ -163,24 +145,21 @@ def _open(plan: Plan, log: SummaryLog, done: Mapping[str, str], nodes: Nodes) ->
 def _close(plan: Plan, log: SummaryLog, gpu: str | None = None) -> int:
     """Print the totals, and append them to the summary log if something has run; returns the exit status."""
     latest = latest_lines(plan.cells, plan.summary_fields, log.text())
-    block = closing_block(plan, latest, gpu or "")
+    block = results.closing_block(plan, latest, gpu or "")
     if gpu is not None:
         log.append(block)
     print("\n".join(block[1:]))
     print(f"summary: {plan.summary_path}\nreport: ./ragen report {plan.summary_path}", flush=True)
-    return 0 if all(status_of(latest.get(cell.name, "")) == "success" for cell in plan.cells) else 1
+    statuses = plan.statuses()
+    return 0 if all(statuses[cell.name] == "success" for cell in plan.cells) else 1
 
 
 def _interrupted(plan: Plan, log: SummaryLog) -> int:
     statuses = plan.statuses()
-    totals = totals_line(statuses[cell.name] for cell in plan.cells)
-    log.append(["", f"=== {plan.title} Interrupted: {date()} | {totals} ==="])
-    print(f"interrupted: {totals}; run {how_to_resume(plan)} to resume", flush=True)
+    totals = results.totals_line(statuses[cell.name] for cell in plan.cells)
+    log.append(["", f"=== {plan.title} Interrupted: {results.date()} | {totals} ==="])
+    print(f"interrupted: {totals}; run {plan.how_to_resume} to resume", flush=True)
     return 130
-
-
-def how_to_resume(plan: Plan) -> str:
-    return "the same command" if plan.append_summary else "the same command with --resume"
 
 
 # --- while it runs ------------------------------------------------------------------------------------------------
@@ -220,15 +199,13 @@ class Sweep:
 
     def run(self, todo: Sequence[Cell]) -> bool:
         """All of them, batch by batch; False if interrupted."""
-        groups = set()
+        headings = dict(self.plan.headings)
         with self.interrupt:
-            for number, batch in enumerate(batches(self.plan, todo)):
+            for number, batch in enumerate(in_batches(todo, max(map(len, self.plan.batches)))):
                 if number and self.pauses_between_batches and not self._pause():
                     return False
-                heading = self.plan.headings.get(batch[0].group)
-                if heading and batch[0].group not in groups:
-                    self._write([heading])
-                    groups.add(batch[0].group)
+                if batch[0].group in headings:
+                    self._write([headings.pop(batch[0].group)])
                 before = wandb_sync.offline_runs()
                 if not self._run_batch(batch):
                     return False
@@ -243,9 +220,8 @@ class Sweep:
                 self._stop(queue)
                 return False
             if self.nodes.cluster.is_gone():
-                raise RunFailed(
-                    f"Ray was stopped from outside, and all runs with it; run {how_to_resume(self.plan)} to resume"
-                )
+                how = f"run {self.plan.how_to_resume} to resume"
+                raise RunFailed(f"Ray was stopped from outside, and all runs with it; {how}")
             for note in self.nodes.look():
                 self.view.note(note)
             self._start(queue)
@@ -258,7 +234,7 @@ class Sweep:
         most = self.plan.options.max_parallel
         while queue and (most is None or len(self.running) < most):
             cell = next((cell for cell in queue if self._may_start(cell)), None)
-            slot = self.nodes.take(cell, time.monotonic()) if cell is not None else None
+            slot = self.nodes.pool.take(cell.num_gpus, time.monotonic()) if cell is not None else None
             if cell is None or slot is None:
                 return
             queue.remove(cell)
@@ -275,7 +251,7 @@ class Sweep:
         appends = offset > 0 or self._began_log(cell)
         environment = child_environment(self.plan, names)
         if CPU in names:
-            environment.setdefault("OMP_NUM_THREADS", str(self.nodes.threads(cell)))
+            environment.setdefault("OMP_NUM_THREADS", str(self.nodes.threads()))
         job = run_process.job(command, cell.log_path, environment, appends, self.grace)
         self.running[self.nodes.cluster.start(job, slot)] = Running(cell, slot, offset)
         self.view.started(cell, ",".join(names), offset)
@@ -285,7 +261,7 @@ class Sweep:
         if not cell.log_head:
             return False
         with self._tolerated() as problems:
-            title = f"=== {self.plan.title}: {date()} ==="
+            title = f"=== {self.plan.title}: {results.date()} ==="
             cell.log_path.write_text("".join(f"{line}\n" for line in (title, *cell.log_head)))
         return not problems
 
@@ -305,16 +281,16 @@ class Sweep:
             elif ended is None:
                 self._lost(one, queue)
             else:
-                self._finish(cell, judge(cell, ended, self.nodes.label(slot), offset))
+                self._finish(cell, results.judge(cell, ended, self.nodes.label(slot), offset))
 
-    def _finish(self, cell: Cell, result: Result) -> None:
+    def _finish(self, cell: Cell, result: results.Result) -> None:
         """Its line, its result file and its entry in the record."""
         line = result_line(self.plan.summary_fields, cell, result.values())
         lines = [line] + ([f"  error: {result.error}"] if result.error else [])
         if self._write([*lines, ""] if "name" in self.plan.summary_fields else lines):
             with self._tolerated():
                 write_whole(cell.result_path, f"{line}\n".encode())
-                write_record(self.plan, [cell])
+                results.write_record(self.plan, [cell])
         self.view.ended(cell, result.status, result.error)
 
     def _write(self, lines: Sequence[str]) -> bool:
@@ -349,8 +325,6 @@ class Sweep:
             self.view.refresh()
         return not self.interrupt.is_set
 
-    # --- interrupted and lost -----------------------------------------------------------------------------------
-
     def _stop(self, queue: deque[Cell]) -> None:
         """Let the runs end, and kill those that do not, or all after a second Ctrl-C."""
         cluster = self.nodes.cluster
@@ -372,7 +346,7 @@ class Sweep:
         self.losses[one.cell.name] = Loss(host, time.monotonic(), times)
         if times >= MOST_LOSSES:
             error = f"its watcher was lost {times} times, the last time on {host}"
-            self._finish(one.cell, Result("fail", error, gpu=self.nodes.label(one.slot)))
+            self._finish(one.cell, results.Result("fail", error, gpu=self.nodes.label(one.slot)))
             return
         self.view.waiting(one.cell)
         self.view.note(f"{one.cell.name} was lost with its watcher on {host}: it waits for its turn again")
@@ -405,15 +379,3 @@ def child_environment(plan: Plan, slot: tuple[str, ...]) -> dict[str, str]:
         environment["WANDB_MODE"] = plan.wandb_mode
     environment["CUDA_VISIBLE_DEVICES"] = "" if CPU in slot else ",".join(slot)
     return environment
-
-
-def batches(plan: Plan, todo: Sequence[Cell]) -> list[list[Cell]]:
-    """The cells that are still to run, in batches as large as the planned ones that never span groups."""
-    most = max(len(batch) for batch in plan.batches)
-    planned = {plan.cells[index].name: number for number, batch in enumerate(plan.batches) for index in batch}
-    found: list[list[Cell]] = []
-    for cell in sorted(todo, key=lambda cell: planned[cell.name]):
-        if not found or len(found[-1]) == most or found[-1][-1].group != cell.group:
-            found.append([])
-        found[-1].append(cell)
-    return found

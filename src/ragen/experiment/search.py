@@ -18,7 +18,7 @@ from typing import Any
 from ragen.errors import ConfigError
 from ragen.experiment.plan import Options, Plan
 from ragen.experiment.spec import Spec, load
-from ragen.experiment.template import make
+from ragen.experiment.template import choose, make
 from ragen.store.fsync import write_whole
 from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import Cell
@@ -26,16 +26,10 @@ from ragen.store.sweep_results import Cell
 SCORE = "val-env/reward"
 
 
-def axes(spec: Spec, settings: Mapping[str, str]) -> list[str]:
-    """What the chosen group varies; nothing in an experiment that is not a search."""
-    return list(spec.search.groups[settings["search_group"]]) if spec.search.groups else []
-
-
 def grid(spec: Spec, settings: Mapping[str, str]) -> dict[str, list[str]]:
-    return {name: one.values for name, one in spec.search.groups[settings["search_group"]].items()}
-
-
-# --- before a group -----------------------------------------------------------------------------------------------
+    """What the chosen group varies; nothing in an experiment that is not a search."""
+    searched = spec.search.groups[settings["search_group"]] if spec.search.groups else {}
+    return {name: one.values for name, one in searched.items()}
 
 
 def fixed_values(spec: Spec, given: Mapping[str, str], options: Options) -> tuple[dict[str, str], dict[str, str]]:
@@ -43,9 +37,8 @@ def fixed_values(spec: Spec, given: Mapping[str, str], options: Options) -> tupl
 
     A group before this one must have been given or found; a dry run assumes its published start instead.
     """
-    groups, group = spec.search.groups, given["search_group"]
-    if group not in groups:
-        raise ConfigError(f"--search_group {group}: there is no such group; choose from {', '.join(groups)}")
+    groups = spec.search.groups
+    group = choose(given["search_group"], groups, "--search_group")
     for name in groups[group]:
         if name in given:
             raise ConfigError(f"--{name} {given[name]}: is what group {group} searches; remove it")
@@ -83,10 +76,10 @@ def _found(spec: Spec, group: str, given: Mapping[str, str], options: Options) -
                 f"{path} was found for {key} {stored.get(key)}, not for {now}: run group {group} again, "
                 f"or give {', '.join(flags)}"
             )
-    for name in parameters:
-        if name not in stored["best"]:
-            raise ConfigError(f"{path} has no {name}: delete it and run its group again")
     best = stored["best"]
+    for name in parameters:
+        if name not in best:
+            raise ConfigError(f"{path} has no {name}: delete it and run its group again")
     return {name: make(one.kind, str(best[name]), f"{path}: {name}").text for name, one in parameters.items()}
 
 
@@ -102,9 +95,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _path(spec: Spec, group: str) -> Path:
     return Path(spec.search.carried.format(group=group))
-
-
-# --- after a group ------------------------------------------------------------------------------------------------
 
 
 def carry(plan: Plan) -> str:

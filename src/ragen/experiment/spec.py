@@ -14,16 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveInt,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveInt, ValidationError, field_validator, model_validator
 
 from ragen.errors import ConfigError, did_you_mean, nearest_of, shown
 
@@ -35,7 +26,7 @@ NEEDED = ("start", "title", "log", "checkpoints", "summary", "project")
 class Entry(BaseModel):
     """A part of the file. Unknown names are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = {"extra": "forbid", "frozen": True}
 
 
 class OptionSpec(Entry):
@@ -95,7 +86,7 @@ class Search(Entry):
 
 
 class Checkpoint(Entry):
-    """What the runs begin from, see `probe.py`. Templates."""
+    """What the runs begin from, see `probed_checkpoint.py`. Templates."""
 
     runs: str  # the directory of the runs
     like: str  # the pattern of their names
@@ -245,10 +236,9 @@ def _problem(error: Any) -> str:
 
 def _searched(spec: Spec) -> dict[str, OptionSpec]:
     """An option of its name fixes the value of what another group searches."""
-    return {
-        name: OptionSpec(
-            option=name, variable=name, kind=one.kind, metavar="V", help=f"fixed value of what group {group} searches"
-        )
-        for group, parameters in spec.search.groups.items()
-        for name, one in parameters.items()
-    }
+    found = {}
+    for group, parameters in spec.search.groups.items():
+        about = f"fixed value of what group {group} searches"
+        for name, one in parameters.items():
+            found[name] = OptionSpec(option=name, variable=name, kind=one.kind, metavar="V", help=about)
+    return found

@@ -14,18 +14,8 @@ from typing import Any
 from ragen.diagnose.collapse import FIRST_TURN
 from ragen.diagnose.early_stop import REWARD_STD
 from ragen.errors import ConfigError
-from ragen.experiment.compare import (
-    Setting,
-    Standing,
-    Study,
-    change_text,
-    findings,
-    headline,
-    read_study,
-    seeds_text,
-    standings,
-    verdict_text,
-)
+from ragen.experiment import compare
+from ragen.experiment.compare import Setting, Standing, Study, standings
 from ragen.experiment.results import totals_line
 from ragen.format import markdown_table, percent
 from ragen.report.charts import NARROW, SHARE, SMALL, WIDE, Axis, Bar, BarGroup, Level, Line, bar_charts, line_chart
@@ -66,14 +56,11 @@ def find_record(path: str | Path) -> Path | None:
 
 def write_sweep_report(record: Path) -> list[Path]:
     """Write both files atomically beside the summary log."""
-    study = read_study(record)
+    study = compare.read_study(record)
     paths = [record.with_name(f"{record.stem}.{kind}") for kind in ("html", "md")]
     for path, text in zip(paths, (page(study), markdown(study)), strict=True):
         write_whole(path, text.encode("utf-8", errors="replace"))
     return paths
-
-
-# --- Markdown -----------------------------------------------------------------------------------------------------
 
 
 def markdown(study: Study) -> str:
@@ -82,7 +69,7 @@ def markdown(study: Study) -> str:
     for tag in study.tags:
         found = standings(study, tag)
         table = markdown_table(_headings(study), [_texts(study, standing) for standing in found])
-        parts += [f"## {tag}: {headline(found)[0]}", *findings(found), table]
+        parts += [f"## {tag}: {compare.headline(found)[0]}", *compare.findings(found), table]
     if not study.tags:
         parts.append("No validation was made yet.")
         parts.append("\n".join(f"- {setting.title}: {setting.status}" for setting in study.settings))
@@ -95,30 +82,27 @@ def _headings(study: Study) -> list[str]:
 
 
 def _texts(study: Study, standing: Standing) -> list[str]:
-    setting, success = standing.setting, standing.success
-    seeds = [seeds_text(standing.by_seed)] if study.num_seeds > 1 else []
+    seeds = [" · ".join(map(percent, standing.by_seed))] if study.num_seeds > 1 else []
     return [
-        setting.title,
-        setting.status,
-        "–" if success is None else str(success.step),
-        value_text("success", success),
+        standing.setting.title,
+        standing.setting.status,
+        "–" if standing.success is None else str(standing.success.step),
+        value_text("success", standing.success),
         *seeds,
-        change_text(standing.change),
-        verdict_text(standing),
+        compare.change_text(standing.change),
+        compare.verdict_text(standing),
     ]
 
 
 def _facts(study: Study) -> str:
-    trials = [trial for setting in study.settings for trial in setting.trials]
-    models = dict.fromkeys(trial.run.model for trial in trials if trial.run.model)
-    steps = {trial.run.total_steps for trial in trials if trial.run.total_steps}
+    models = dict.fromkeys(trial.run.model for trial in study.trials if trial.run.model)
+    steps = {trial.run.total_steps for trial in study.trials if trial.run.total_steps}
     facts = [f"model {', '.join(models)}" if models else "", f"{max(steps)} steps" if steps else ""]
     facts.append(f"{study.num_seeds} seeds" if study.num_seeds > 1 else "one seed")
-    facts.append(totals_line(trial.status if trial.status != "running" else "missing" for trial in trials).lower())
+    facts.append(
+        totals_line(trial.status if trial.status != "running" else "missing" for trial in study.trials).lower()
+    )
     return " · ".join(fact for fact in facts if fact).replace(SEPARATOR, ", ")
-
-
-# --- HTML ---------------------------------------------------------------------------------------------------------
 
 
 def page(study: Study) -> str:
@@ -140,15 +124,14 @@ def page(study: Study) -> str:
 
 def _environment(study: Study, tag: str) -> dict[str, Any]:
     found = standings(study, tag)
-    text, tone = headline(found)
-    trials = [trial for setting in study.settings for trial in setting.trials]
-    validated = next((values for trial in trials if (values := validations(trial.run.metrics, tag))), [])
+    text, tone = compare.headline(found)
+    validated = next((values for trial in study.trials if (values := validations(trial.run.metrics, tag))), [])
     levels = [Level(name, value) for name, value in baselines(validated).items()]
     return {
         "tag": tag,
         "headline": text,
         "tone": tone,
-        "findings": findings(found),
+        "findings": compare.findings(found),
         "rows": [(_colour(study, standing.setting), _texts(study, standing)) for standing in found],
         "bars": bar_charts(
             [_bar(one.setting, one.success) for one in found if one.success], f"success against {study.axis}"

@@ -11,9 +11,10 @@ variable is computed on first use.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -21,6 +22,7 @@ import yaml
 
 from ragen.coerce import WORDS
 from ragen.config import quoting
+from ragen.config.tree import value_at
 from ragen.errors import ConfigError, nearest_of, shown
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
@@ -66,6 +68,13 @@ def split(text: str, where: str) -> list[str]:
     return items
 
 
+def choose(text: str, known: Collection[str], where: str) -> str:
+    """The text, which has to be a known one."""
+    if text not in known:
+        raise ConfigError(f"{where} {text}: unknown; choose from {', '.join(known)}")
+    return text
+
+
 def count(text: str, where: str) -> int:
     return int(make("count", text, where).text)
 
@@ -105,17 +114,12 @@ def _checked(is_right: Callable[[Decimal], bool], rule: str) -> Callable[[str, s
     return kind
 
 
-def _whole(text: str, where: str) -> tuple[str, Parts]:
+def _whole(text: str, where: str, least: int | None = None) -> tuple[str, Parts]:
     if not re.fullmatch(r"-?\d{1,18}", text):
         raise ConfigError(f"{where} {shown(text)}: takes a whole number")
+    if least is not None and int(text) < least:
+        raise ConfigError(f"{where} {text}: must be at least {least}")
     return str(int(text)), {}
-
-
-def _count(text: str, where: str) -> tuple[str, Parts]:
-    text, parts = _whole(text, where)
-    if int(text) < 1:
-        raise ConfigError(f"{where} {text}: must be at least 1")
-    return text, parts
 
 
 def _bool(text: str, where: str) -> tuple[str, Parts]:
@@ -133,11 +137,7 @@ def _word(text: str, where: str) -> tuple[str, Parts]:
 
 
 def _model(text: str, where: str) -> tuple[str, Parts]:
-    """A hub name, a directory, or `pocket`; a bare `Qwen…` is one of the hub's `Qwen/`.
-
-    `name` is the last part, `full` all of it without slashes, `short` as in `sokoban_0_5B_instruct_ragen_main`,
-    `size` as in `3B`.
-    """
+    """A hub name, a directory, or `pocket`; a bare `Qwen…` is one of the hub's `Qwen/`."""
     name = text.rstrip("/").rpartition("/")[2]
     if not re.fullmatch(r"\w[\w.+-]*", name):
         raise ConfigError(f"{where} {shown(text)!r}: not a model; name one of the hub, a directory, or pocket")
@@ -146,6 +146,7 @@ def _model(text: str, where: str) -> tuple[str, Parts]:
         "path": f"Qwen/{text}" if text.startswith("Qwen") and "/" not in text else text,
         "name": name,
         "full": text.strip("/").replace("/", "__"),
+        # as in `sokoban_0_5B_instruct_ragen_main`
         "short": re.sub(r"[.-]", "_", name.removeprefix("Qwen2.5-")).replace("_Instruct", "_instruct"),
         "size": size[0] if size else name,
     }
@@ -169,7 +170,7 @@ KINDS: dict[str, Callable[[str, str], tuple[str, Parts]]] = {
     "positive": _checked(lambda value: value > 0, "must be above 0"),
     "share": _checked(lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
     "whole": _whole,
-    "count": _count,
+    "count": partial(_whole, least=1),
     "bool": _bool,
     "word": _word,
     "model": _model,
@@ -196,7 +197,6 @@ class ConfigView:
 
     def __format__(self, key: str) -> str:
         from ragen.config.compose import resolve
-        from ragen.config.tree import value_at
 
         if key in self._typed:
             value = yaml.safe_load(self._typed[key])

@@ -10,6 +10,7 @@
 A line has the documented fields in the documented order; the value of `name` stands without `name=`. `status` is
 `success`, `fail` or `early_stopped:<rule>`. The last line of a cell counts. Resuming reads the summary log only: a line
 that is deleted by hand makes its cell run again. The record, `.json` beside it, holds what every cell was told to run.
+While a cell runs, its process holds a lock beside its result: two terminals can run different cells of one sweep.
 """
 
 import json
@@ -23,7 +24,7 @@ from typing import Any
 
 from ragen.errors import ConfigError
 from ragen.store.fsync import write_whole
-from ragen.store.lock import locked
+from ragen.store.lock import Lock, Locked, is_locked, locked, try_lock
 
 SEPARATOR = " | "
 MISSING = "missing"
@@ -69,6 +70,41 @@ class Cell:
         return run_folder(self.log_path) or self.checkpoint_dir
 
 
+# --- locks --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def held(cells: Sequence[Cell], experiment: str) -> Iterator[dict[str, Lock]]:
+    """Hold the locks of all these cells, by name, or of none. Raises `Locked`, naming the first owner."""
+    locks: dict[str, Lock] = {}
+    try:
+        for cell in cells:
+            locks[cell.name] = _take_lock(cell, experiment)
+        yield locks
+    finally:
+        for lock in locks.values():
+            lock.release()
+
+
+def _take_lock(cell: Cell, experiment: str) -> Lock:
+    path = lock_path(cell)
+    try:
+        return try_lock(path, experiment)
+    except Locked as error:
+        error.args = (f"{cell.name} is being run by {error.owner}: wait for it, or skip this cell with --only",)
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path.parent}: cannot be written to ({error.strerror}): results go there") from None
+
+
+def any_held(cells: Iterable[Cell]) -> bool:
+    return any(is_locked(lock_path(cell)) for cell in cells)
+
+
+def lock_path(cell: Cell) -> Path:
+    return cell.result_path.with_name(f".{cell.result_path.name}.lock")
+
+
 # --- the log of a run ---------------------------------------------------------------------------------------------
 
 
@@ -109,11 +145,8 @@ def result_line(fields: Sequence[str], cell: Cell, values: Mapping[str, str]) ->
 
 
 def status_of(line: str) -> str:
-    for part in reversed(line.split(SEPARATOR)):
-        name, _, value = part.partition("=")
-        if name == "status":
-            return value
-    return MISSING
+    parts = reversed(line.split(SEPARATOR))
+    return next((part.removeprefix("status=") for part in parts if part.startswith("status=")), MISSING)
 
 
 def latest_lines(cells: Iterable[Cell], fields: Sequence[str], text: str) -> dict[str, str]:
@@ -123,12 +156,8 @@ def latest_lines(cells: Iterable[Cell], fields: Sequence[str], text: str) -> dic
         other = names.setdefault(_before(result_line(fields, cell, {})), cell.name)
         if other != cell.name:
             raise ConfigError(f"{other} and {cell.name} have the same summary line: they cannot be told apart")
-    found = {}
-    for line in text.splitlines():
-        name = names.get(_before(line))
-        if name is not None and status_of(line) != MISSING:
-            found[name] = line
-    return found
+    ended = ((names.get(_before(line)), line) for line in text.splitlines() if status_of(line) != MISSING)
+    return {name: line for name, line in ended if name is not None}
 
 
 def _before(line: str) -> tuple[str, ...]:
@@ -159,16 +188,14 @@ class SummaryLog:
     def write(self, lines: Sequence[str]) -> None:
         """Append while `locked`."""
         content = "".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace")
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        size = os.fstat(descriptor).st_size
-        try:
-            while content:
-                content = content[os.write(descriptor, content) :]
-        except OSError:
-            os.ftruncate(descriptor, size)  # half a line would damage the next one
-            raise
-        finally:
-            os.close(descriptor)
+        with open(self.path, "ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                while content:
+                    content = content[os.write(file.fileno(), content) :]
+            except OSError:
+                file.truncate(size)  # half a line would damage the next one
+                raise
 
 
 # --- the record ---------------------------------------------------------------------------------------------------
