@@ -20,6 +20,8 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.di
 @example("null")
 @example("True")
 @example("1e3")
+@example("a\u00e9")
+@example("\\\n")
 @example("\\")
 @example("a\\'b\\\\")
 def test_what_is_quoted_is_read_back(value):

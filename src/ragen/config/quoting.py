@@ -7,7 +7,7 @@ override("es_manager.val.env_configs.tags", ["A", "B"])     # es_manager.val.env
 import re
 from typing import Any
 
-_PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")  # the grammar reads only ASCII letters without quotes
 _RESERVED = ("null", "true", "false", "inf", "nan")  # bare, these are not text
 
 
@@ -30,5 +30,5 @@ def text(value: Any) -> str:
 
 def quoted(value: str) -> str:
     """Text in single quotes, whatever it holds. Backslashes are escaped only where they precede a quote."""
-    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
     return f"'{escaped}'"
