@@ -55,13 +55,13 @@ SHAPES = {  # of Qwen2.5
 
 def played() -> tuple[Any, dict[str, Samples]]:
     """The model, and both samples of one step of its run."""
-    from ragen.agent.template import ChatTemplate
+    from ragen.agent.chat_template import ChatTemplate
     from ragen.config.compose import resolve
     from ragen.engine.native.engine import NativeEngine
     from ragen.model.load import find_model, load_model
     from ragen.rollout.collect import World, collect
     from ragen.train.levels import levels
-    from ragen.train.player import train_sampling
+    from ragen.train.rollouts import train_sampling
 
     config = resolve(RUN, environ={}).config
     loaded = load_model(find_model("pocket"), "cpu")

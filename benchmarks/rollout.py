@@ -16,9 +16,9 @@ import time
 from dataclasses import dataclass, field
 
 import torch
-from ragen.agent.template import ChatTemplate
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from ragen.agent.chat_template import ChatTemplate
 from ragen.config.compose import resolve
 from ragen.engine.base import Prompt, Sampled, Sampling
 from ragen.engine.native.engine import NativeEngine

@@ -52,17 +52,17 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from ragen.agent.template import ChatTemplate  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from ragen.agent.chat_template import ChatTemplate  # noqa: E402
 from ragen.agent.episode import EpisodeState, TurnResult  # noqa: E402
 from ragen.agent.parse import parse_reply  # noqa: E402
-from ragen.coerce import ConfigError  # noqa: E402
 from ragen.config.compose import resolve  # noqa: E402
 from ragen.config.schema import Config  # noqa: E402
 from ragen.distributed.workers import ALONE  # noqa: E402
 from ragen.engine.base import Prompt, Sampled, Sampling  # noqa: E402
 from ragen.engine.native.engine import NativeEngine  # noqa: E402
+from ragen.errors import ConfigError  # noqa: E402
 from ragen.model.load import LoadedModel, find_model, load_model  # noqa: E402
 from ragen.model.packing import Sample, samples_of  # noqa: E402
 from ragen.model.scoring import Scorer, by_sample  # noqa: E402

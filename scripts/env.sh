@@ -1,4 +1,4 @@
-# Sourced by every entry script: finds or makes the environment, sets PYTHON, and goes to the repository's root.
+# Sourced by every entry script: finds or creates the environment, sets PYTHON, and changes to the repository root.
 #
 #     source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}" 2>/dev/null || echo "${BASH_SOURCE[0]}")")/scripts/env.sh"
 #
@@ -36,14 +36,14 @@ fi
 
 PYTHON="$("$ragen_starter" -I "$ragen_root/scripts/bootstrap.py" "${RAGEN_SCOPE:-base}")" || exit $?
 
-# This checkout's code, whichever environment runs it: another clone may be installed there.
+# Use this checkout's code, whichever environment runs it: another clone may be installed there.
 case "${PYTHONPATH:-}:" in
 "$ragen_root/src:"*) ;;
 *) PYTHONPATH="$ragen_root/src${PYTHONPATH:+:$PYTHONPATH}" ;;
 esac
 export PYTHONPATH
 
-# Relative folders on the command line are meant from here.
+# Relative paths on the command line start here.
 export RAGEN_CALLER_DIR="$PWD"
 cd -- "$ragen_root" || exit 2
 unset ragen_here ragen_root ragen_starter ragen_found ragen_candidate ragen_version

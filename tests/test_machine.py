@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ragen import machine
-from ragen.config import default_model
+from ragen.config import model_name
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_the_driver_lists_gpus(tmp_path, monkeypatch, script, count):
         (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine.num_gpus() == count
-    assert default_model.has_gpu() is (count > 0)
+    assert (model_name.choose({})[0] == model_name.QWEN) is (count > 0)
 
 
 def test_cores_and_memory_are_those_of_this_process():

@@ -32,7 +32,7 @@ UNPUBLISHED = "–"
 
 
 def page(text: str) -> str:
-    """The page with its tables made anew."""
+    """The page with regenerated tables."""
     before, _, rest = text.partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:

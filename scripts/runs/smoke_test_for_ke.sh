@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The KL/entropy smoke-test grid: `--help`, docs/experiments.md. Options given to the script stand over these variables.
+# The KL/entropy smoke-test grid: `--help`, docs/experiments.md. Options of the script override these variables.
 set -euo pipefail
 
 MODEL_SIZE=3B # the model in the name of the summary log

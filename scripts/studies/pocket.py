@@ -3,8 +3,8 @@
     PYTHONPATH=src .venv/bin/python scripts/studies/pocket.py                  # about two hours on two cores
     PYTHONPATH=src .venv/bin/python scripts/studies/pocket.py --only gae brpo
 
-Each run is the documented command in a process of its own; finished runs are not repeated. The tables are made from the
-run folders alone, so `--only-table` can be asked at any time, also of runs that go on.
+Each run is the documented command in a separate process; finished runs are not repeated. The tables come from the run
+directories alone, so `--only-table` works at any time, also while runs are active.
 """
 
 import argparse

@@ -144,16 +144,16 @@ def plan(path: Path, model: str, folder: Path, more: list[str]) -> None:
 
 def one(path: Path, name: str, model: str | None) -> None:
     """One run in this process."""
+    from ragen.api import run_config
     from ragen.config.schema import Config
     from ragen.config.tree import build
-    from ragen.train import train_any
 
     config = build(Config, yaml.safe_load(path.read_text())[name])
     if model is not None:
         ours = replace(config.actor_rollout_ref, model=replace(config.actor_rollout_ref.model, path=model))
         critic = replace(config.critic, model=replace(config.critic.model, path=model))
         config = replace(config, model_path=model, actor_rollout_ref=ours, critic=critic)
-    train_any(config)
+    run_config(config)
 
 
 def run(path: Path, at_once: int, only: list[str]) -> None:

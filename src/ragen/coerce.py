@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from ragen.errors import LARGEST, ConfigError, refused
 
 WORDS = {"true": True, "yes": True, "y": True, "on": True, "false": False, "no": False, "n": False, "off": False}
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 
 
 def convert(value: Any, hint: Any, key: str) -> Any:
@@ -25,12 +26,8 @@ def convert(value: Any, hint: Any, key: str) -> Any:
     if origin is Literal:
         if value in arguments:
             return value
-    elif origin is list:
-        # A single value stands for a list of one: `trainer.logger=console`.
-        values = value if isinstance(value, (list, tuple)) else [value]
-        return [_item(item, arguments[0], value, hint, key) for item in values]
-    elif origin is tuple:
-        return _as_tuple(value, hint, key)
+    elif origin in (list, tuple):
+        return _as_sequence(value, hint, key)
     elif hint in (bool, int, float, str):
         return _as_scalar(value, hint, key)
     elif hint in (None, type(None)):
@@ -42,10 +39,9 @@ def convert(value: Any, hint: Any, key: str) -> Any:
 
 
 def _as_one_of(value: Any, hint: Any, key: str) -> Any:
-    arms = get_args(hint)
-    if value is None and type(None) in arms:
+    if value is None and type(None) in get_args(hint):
         return None
-    for arm in arms:
+    for arm in get_args(hint):
         try:
             return convert(value, arm, key)
         except ConfigError:
@@ -53,23 +49,19 @@ def _as_one_of(value: Any, hint: Any, key: str) -> Any:
     raise wrong_type(key, value, hint)
 
 
-def _as_tuple(value: Any, hint: Any, key: str) -> tuple:
-    kinds = get_args(hint)
-    if not isinstance(value, (list, tuple)):
+def _as_sequence(value: Any, hint: Any, key: str) -> list | tuple:
+    """A list, or a tuple of given length. A single value stands for a list of one: `trainer.logger=console`."""
+    kind, arguments = get_origin(hint), get_args(hint)
+    is_single = not isinstance(value, (list, tuple))
+    items = [value] if is_single else value
+    if kind is list or arguments[1:] == (...,):
+        arguments = arguments[:1] * len(items)
+    if len(items) != len(arguments) or (is_single and kind is tuple):
         raise wrong_type(key, value, hint)
-    if len(kinds) == 2 and kinds[1] is ...:
-        kinds = kinds[:1] * len(value)
-    if len(value) != len(kinds):
-        raise wrong_type(key, value, hint)
-    return tuple(_item(item, kind, value, hint, key) for item, kind in zip(value, kinds, strict=True))
-
-
-def _item(item: Any, kind: Any, value: Any, hint: Any, key: str) -> Any:
-    """One member of a list; an error shows the whole."""
     try:
-        return convert(item, kind, key)
+        return kind(convert(item, argument, key) for item, argument in zip(items, arguments, strict=True))
     except ConfigError:
-        raise wrong_type(key, value, hint) from None
+        raise wrong_type(key, value, hint) from None  # shows the whole, not the item
 
 
 def _as_scalar(value: Any, hint: type, key: str) -> Any:
@@ -81,20 +73,12 @@ def _as_scalar(value: Any, hint: type, key: str) -> Any:
             return bool(value)
         if isinstance(value, str) and value.lower() in WORDS:
             return WORDS[value.lower()]
-    elif hint is int:
-        if number and (isinstance(value, int) or value.is_integer()):
-            return int(value)
-    elif hint is float:
-        if number:
-            return float(value)
-    elif isinstance(value, str) or number:
-        return str(value)
+    elif hint is str:
+        if number or isinstance(value, str):
+            return str(value)
+    elif number and (hint is float or value == int(value)):
+        return hint(value)
     raise wrong_type(key, value, hint)
-
-
-# --- messages -----------------------------------------------------------------------------------------------------
-
-_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 
 
 def type_name(hint: Any) -> str:

@@ -20,12 +20,7 @@ class ConfigError(ValueError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        key: str | None = None,
-        code: str | None = None,
-        problems: Sequence["ConfigError"] = (),
+        self, message: str, *, key: str | None = None, code: str | None = None, problems: Sequence["ConfigError"] = ()
     ):
         super().__init__(message)
         self.key, self.code, self._problems = key, code, tuple(problems)
@@ -44,13 +39,14 @@ def refused(key: str, value: Any, why: str, code: str) -> ConfigError:
     return ConfigError(f"{key}={shown(value)}: {why}", key=key, code=code)
 
 
-def one_error(problems: Iterable[ConfigError]) -> ConfigError:
-    """Several problems as one error that lists each message once; a single one stays as it is."""
-    first, *others = {str(problem): problem for problem in problems}.values()
-    if not others:
-        return first
-    lines = [f"{1 + len(others)} problems", str(first), *map(str, others)]
-    return ConfigError("\n  - ".join(lines), key=first.key, code=first.code, problems=[first, *others])
+def raise_any(problems: Iterable[ConfigError]) -> None:
+    """Raise a single problem as it is, several as one error that lists each message once; nothing if there are none."""
+    found = list({str(problem): problem for problem in problems}.values())
+    if len(found) > 1:
+        message = "\n  - ".join([f"{len(found)} problems", *map(str, found)])
+        raise ConfigError(message, key=found[0].key, code=found[0].code, problems=found)
+    if found:
+        raise found[0]
 
 
 def shown(value: Any) -> str:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ragen.config import default_model
+from ragen.config import model_name
 
 
 @pytest.fixture(autouse=True)
 def a_model_is_available(request, monkeypatch):
     if "no_gpu" not in request.keywords:
-        monkeypatch.setattr(default_model, "choose", lambda environ: (default_model.QWEN, "for this test"))
+        monkeypatch.setattr(model_name, "choose", lambda environ: (model_name.QWEN, "for this test"))

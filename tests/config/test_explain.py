@@ -3,9 +3,8 @@
 import pytest
 import yaml
 
-from ragen.config.compose import resolve
+from ragen.config.compose import resolve, training_config
 from ragen.config.explain import derived_lines, explain
-from ragen.config.tag_defaults import training_config
 from ragen.config.tree import to_dict
 from ragen.env import baseline_budget
 from ragen.env.baseline_budget import MAX_LEVELS, baselines_within_budget

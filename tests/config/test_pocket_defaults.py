@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragen.config import default_model
+from ragen.config import model_name
 from ragen.config.compose import resolve
 from ragen.config.tree import leaves
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.no_gpu
 
 
 def resolved(monkeypatch, *overrides, gpu=False, **options):
-    monkeypatch.setattr(default_model, "has_gpu", lambda: gpu)
+    monkeypatch.setattr(model_name, "num_gpus", lambda: int(gpu))
     return resolve(overrides, environ=options.pop("environ", {}), **options)
 
 
@@ -63,10 +63,10 @@ def test_a_typed_kl_coefficient_means_kl(monkeypatch):
 
 
 def test_with_a_gpu_the_weights_decide(monkeypatch, tmp_path):
-    assert resolved(monkeypatch, "sokoban", gpu=True).config.model_path == default_model.QWEN
+    assert resolved(monkeypatch, "sokoban", gpu=True).config.model_path == model_name.QWEN
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     assert resolved(monkeypatch, "sokoban", gpu=True, environ=offline).config.model_path == "pocket"
     snapshot = tmp_path / "hub/models--Qwen--Qwen2.5-0.5B-Instruct/snapshots/abc"
     snapshot.mkdir(parents=True)
     (snapshot / "model.safetensors").touch()
-    assert resolved(monkeypatch, "sokoban", gpu=True, environ=offline).config.model_path == default_model.QWEN
+    assert resolved(monkeypatch, "sokoban", gpu=True, environ=offline).config.model_path == model_name.QWEN

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragen.diagnose import gradients
-from ragen.diagnose.gradients import BUCKETINGS, Loss, Sums, by_spread, device_for, signal_to_noise, sweep
+from ragen.diagnose.gradients import BUCKETINGS, Sums, TermLoss, by_spread, device_for, signal_to_noise, sweep
 from ragen.distributed.workers import Workers
 
 STDS = st.lists(st.sampled_from([0.0, 0.3, 0.999, 1.0, 2.5, 4.0, 5.0, 7.0]), max_size=17)
@@ -92,7 +92,7 @@ class Problem:
             for part in rows.chunk(self.parts):
                 losses = self.losses(part)
                 yield [
-                    Loss(
+                    TermLoss(
                         term,
                         COEFFICIENTS[term] * values.sum() / len(rows),
                         values.detach().sum() / len(rows),
@@ -229,7 +229,10 @@ def test_no_gradient_has_no_direction():
     weight = torch.ones(2, requires_grad=True)
     sums = Sums({"bucket_1": [0, 1]}, [1, 1], ["task"], [weight])
     sweep(
-        [weight], [0, 1], {"x": sums}, lambda group: [[Loss("task", (0.0 * weight).sum(), torch.tensor(2.0), ("x",))]]
+        [weight],
+        [0, 1],
+        {"x": sums},
+        lambda group: [[TermLoss("task", (0.0 * weight).sum(), torch.tensor(2.0), ("x",))]],
     )
     assert sums.measured["all"].norms == {"task": 0.0} and sums.measured["all"].snr == 0.0
     assert sums.measured["all"].losses == {"task": 2.0}

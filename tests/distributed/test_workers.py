@@ -111,7 +111,7 @@ def test_two_equal_one_ppo_and_go_on_after_an_interrupt(nursery, tmp_path):
     launched.process.send_signal(signal.SIGINT)  # the launcher alone hears it
     assert launched.status() == 130, launched.err.read_text()
     assert f"saved in {two}/global_step_" in launched.out.read_text()
-    assert "Traceback" not in launched.err.read_text() and "once more to stop" in launched.out.read_text()
+    assert "Traceback" not in launched.err.read_text() and "again to stop at once" in launched.out.read_text()
     assert [child.end().status for child in start_two(nursery, tmp_path, *words)] == [0, 0]
     assert_equal_runs(one, two)
 

@@ -4,6 +4,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -43,7 +44,7 @@ OTHERS = [(page, words[1:]) for page, words in ALL if words[0] == "./ragen" and 
 @pytest.mark.parametrize("has_gpu", [False, True], ids=["CPU", "GPU"])
 @pytest.mark.parametrize(("page", "words"), TRAINED, ids=[f"{page}: {' '.join(words)}" for page, words in TRAINED])
 def test_what_is_trained_resolves(page, words, has_gpu, monkeypatch):
-    monkeypatch.setattr("ragen.config.default_model.has_gpu", lambda: has_gpu)
+    monkeypatch.setattr("ragen.config.model_name.num_gpus", lambda: int(has_gpu))
     if words == ["--help"]:
         return
     options = train.parser().parse_intermixed_args(words)
@@ -73,13 +74,30 @@ def test_commands_were_found_at_all():
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    for link in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert ((ROOT / page).parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", text):
+        target = (ROOT / page).parent / link if link else ROOT / page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
+
+
+def anchors(page: Path) -> list[str]:
+    """The headings of a page, as GitHub links to them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_modules_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for path in re.findall(r"\b(?:src/ragen|scripts|tests|benchmarks|examples)/[\w/]+\.(?:py|sh|yaml)\b", text):
+        assert (ROOT / path).exists(), path
+    for name in re.findall(r"`(ragen(?:\.\w+)+)", text):
+        resolve_name(name)
 
 
 def test_the_python_of_the_quickstart_runs(monkeypatch, tmp_path, capsys):
     """As it stands, on a smaller scale."""
-    monkeypatch.setattr("ragen.config.default_model.has_gpu", lambda: False)
+    monkeypatch.setattr("ragen.config.model_name.num_gpus", lambda: 0)
     whole = trainer.train
 
     def small(config):

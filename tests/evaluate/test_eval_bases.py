@@ -11,9 +11,9 @@ from ragen.errors import ConfigError
 from ragen.evaluate import run as running
 from ragen.evaluate.command import parser, read
 from ragen.evaluate.models import LocalModel, local_model, with_bases
+from ragen.evaluate.report import cells, headings, reference_of
 from ragen.evaluate.run import EvaluationPlan, ModelResult, evaluate
 from ragen.evaluate.setting import Wanted, settings
-from ragen.evaluate.table import cells, headings, reference_of
 from ragen.model.load import find_model, load_model
 from ragen.store.run_folder import RunFolder
 

@@ -142,7 +142,7 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
     ("line", "says"),
     [
         ("", "name a model"),
-        ("./nowhere", "no such directory"),
+        ("./nowhere", "directory not found"),
         ("pocket pocket", "a model is named twice: pocket"),
         ("pocket --env sokobann", "did you mean sokoban"),
         ("pocket --env sokoban,SimpleSokoban", "named twice"),
@@ -221,7 +221,7 @@ def test_a_misspelt_folder_is_refused_before_anything_plays(tmp_path, monkeypatc
     for words in (["--dry-run"], []):
         assert main(["eval", "pocket", name, *words]) == 2
         err = capsys.readouterr().err
-        assert f"model {name}: no such directory; " in err and says in err and "Traceback" not in err
+        assert f"model {name}: directory not found; " in err and says in err and "Traceback" not in err
 
 
 def test_a_misspelt_folder_is_looked_for_where_the_user_is(tmp_path):

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 from ragen.config.compose import resolve
 from ragen.env.baseline_budget import Baselines
 from ragen.evaluate.metrics import Outcome, measure
-from ragen.evaluate.page import write_report
+from ragen.evaluate.report import write_report
 from ragen.evaluate.run import ModelResult
 from ragen.evaluate.setting import Setting
 

@@ -23,9 +23,9 @@ from ragen.errors import ConfigError
 from ragen.evaluate import run as running
 from ragen.evaluate.models import LocalModel, ServerModel, local_model
 from ragen.evaluate.output import read_lines
+from ragen.evaluate.report import cells, headings, markdown_section, reference_of
 from ragen.evaluate.run import EvaluationPlan, ServerOptions, evaluate
 from ragen.evaluate.setting import Wanted, settings
-from ragen.evaluate.table import cells, headings, markdown_section, reference_of
 from ragen.model.load import find_model, load_model
 from ragen.model.lora import add_adapters
 from ragen.serve.web import Server

@@ -7,13 +7,12 @@ import shutil
 import pytest
 
 from ragen.cli import main
-from ragen.config import default_model
+from ragen.config import model_name
 from ragen.config.compose import resolve
 from ragen.config.keys import FIELDS
 from ragen.config.validate import LINEAR
 from ragen.errors import ConfigError
-from ragen.run.model_notes import RULES
-from ragen.run.prepare import prepare
+from ragen.run.prepare import RULES, prepare
 from ragen.store import manifest
 from ragen.store.lineage import KEPT
 from ragen.store.run_folder import RunFolder
@@ -28,7 +27,7 @@ TAGS = [f"es_manager.{split}.env_configs.tags=[SimpleSokoban]" for split in ("tr
 
 @pytest.fixture(autouse=True)
 def a_model_is_available(monkeypatch):
-    monkeypatch.setattr(default_model, "choose", lambda environ: (default_model.QWEN, "for this test"))
+    monkeypatch.setattr(model_name, "choose", lambda environ: (model_name.QWEN, "for this test"))
 
 
 def trained(folder, *overrides, keep=False):

@@ -8,7 +8,7 @@ from asking import port_of, raw
 
 from ragen.cli import main
 from ragen.serve import is_loopback
-from ragen.serve.access import Access
+from ragen.serve.limits import Access
 from ragen.serve.web import Server
 
 
@@ -104,7 +104,7 @@ def test_what_the_command_is_given_reaches_the_server(loaded, monkeypatch, capsy
 
 
 def test_a_dry_run_needs_no_web_packages(monkeypatch, capsys):
-    for name in ("starlette", "uvicorn", "ragen.serve.access", "ragen.serve.web"):
+    for name in ("starlette", "uvicorn", "ragen.serve.limits", "ragen.serve.web"):
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["serve", "pocket", "--dry-run"]) == 0
     assert "would serve pocket" in capsys.readouterr().out

@@ -318,7 +318,7 @@ def test_models_and_health(server):
 @pytest.mark.parametrize(
     ("body", "status", "param", "words"),
     [
-        ({"model": "other"}, 404, "model", "there is no model 'other'; this server has 'pocket'"),
+        ({"model": "other"}, 404, "model", "model 'other' not found; this server has 'pocket'"),
         ({"model": None}, 400, "model", "model is missing"),
         ({"messages": []}, 400, "messages", "at least 1 item"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role", "'system', 'user' or 'assistant'"),
@@ -479,7 +479,7 @@ def test_a_process_serves_until_it_is_told_to_end(number):
     [
         (["pocket", "--dry-run"], 0, "would serve pocket (pocket) at http://127.0.0.1:8000/v1"),
         (["pocket", "--host", "::1", "--dry-run"], 0, "at http://[::1]:8000/v1"),
-        (["./nowhere"], 2, "directory not found"),
+        (["./nowhere"], 2, "model ./nowhere: "),
         (["pocket", "--port", "70000"], 2, "between 0 and 65535"),
         (["pocket", "--max-model-len", "1"], 2, "at least 2"),
     ],

@@ -384,7 +384,7 @@ def test_the_verb_is_the_documented_command(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("word", ["rl_or_sft=rl", "rl_or_sft=sft_then_rl", "+rl_or_sft='rl'", "~rl_or_sft"])
 def test_the_verb_does_nothing_else(capsys, word):
     assert main(["sft", "sokoban", word, "--dry-run"]) == 2
-    assert f"{word}: ragen sft only fine-tunes; for other runs it is ragen train" in capsys.readouterr().err
+    assert f"{word}: ragen sft only fine-tunes; use ragen train" in capsys.readouterr().err
 
 
 def test_the_kind_of_run_may_be_typed_besides(tmp_path, monkeypatch):

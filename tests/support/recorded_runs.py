@@ -33,7 +33,7 @@ from ragen.store.run_folder import RunFolder
 SOURCE = Path(ragen.__file__).parent
 TREE = "config/tree.py"
 # Resolving decides what a key is, and checking whether it may be so: what it does is decided elsewhere.
-LOOKS_ONLY = ("config/compose.py", "config/validate.py", "config/explain.py", "run/model_notes.py")
+LOOKS_ONLY = ("config/compose.py", "config/validate.py", "config/explain.py", "run/prepare.py")
 WHERE = "_where"  # in the tree, as a prefix of its keys: written into each node
 
 

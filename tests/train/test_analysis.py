@@ -20,7 +20,7 @@ from ragen.model.packing import samples_of
 from ragen.run.sinks import Sink
 from ragen.store.resume import decide
 from ragen.store.run_folder import RunFolder
-from ragen.train import analysis, gradient_probe, trainer
+from ragen.train import analysis, trainer
 from ragen.train.learner import TokenScores
 from ragen.train.levels import levels
 from ragen.train.optimizer import MasterAdamW
@@ -508,7 +508,7 @@ def test_a_probe_looks_at_a_checkpoint_and_changes_nothing(trained, tmp_path, mo
     folder = trained[0].folder
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
     states = []
-    fit = gradient_probe.Probe.fit
+    fit = trainer.Probe.fit
 
     def watched(job, *given):
         for ending in (False, True):
@@ -522,7 +522,7 @@ def test_a_probe_looks_at_a_checkpoint_and_changes_nothing(trained, tmp_path, mo
                 ended = fit(job, *given)
         return ended
 
-    monkeypatch.setattr(gradient_probe.Probe, "fit", watched)
+    monkeypatch.setattr(trainer.Probe, "fit", watched)
     origin = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}/global_step_{step}"]
     words = [f"trainer.total_training_steps={step}", "trainer.val_before_train=True", f"{ACTOR}.use_kl_loss=True"]
     ended, rows = run(tmp_path / "probe", *OWN, *ONLY, *origin, *words, f"{ACTOR}.kl_loss_coef=0.1")

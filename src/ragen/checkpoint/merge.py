@@ -58,7 +58,10 @@ def plan(checkpoint: Path, output: Path | None = None, base: str | None = None) 
     check_is_free(output)
     dtype, num_parameters = _kind(source)
     planned = MergePlan(source, output, dtype, num_parameters * dtype.itemsize)
-    _check_space(planned)
+    there = next(path for path in output.absolute().parents if path.is_dir())
+    if shutil.disk_usage(there).free < planned.num_bytes:
+        reason = f"{os.strerror(errno.ENOSPC)}: {size_text(planned.num_bytes)} are needed"
+        raise OSError(errno.ENOSPC, reason, str(there))
     return planned
 
 
@@ -97,10 +100,3 @@ def _kind(source: Source) -> tuple[torch.dtype, int]:
         model = AutoModelForCausalLM.from_config(config)
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     return dtype, sum(parameter.numel() for parameter in model.parameters())
-
-
-def _check_space(planned: MergePlan) -> None:
-    there = next(path for path in planned.output.absolute().parents if path.is_dir())
-    if shutil.disk_usage(there).free < planned.num_bytes:
-        reason = f"{os.strerror(errno.ENOSPC)}: {size_text(planned.num_bytes)} are needed"
-        raise OSError(errno.ENOSPC, reason, str(there))

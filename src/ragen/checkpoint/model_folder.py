@@ -23,7 +23,7 @@ from ragen.model.load import VALUE_HEAD
 from ragen.store import lineage
 from ragen.store import manifest as disk
 from ragen.store.fsync import sync
-from ragen.store.locate import CHECKPOINT
+from ragen.store.lineage import CHECKPOINT
 from ragen.store.manifest import REPLACED, FileSum
 
 SHARD_BYTES = 5_000_000_000  # larger weights are cut into several files
@@ -57,8 +57,7 @@ def write_model(folder: Path, part: Part, sums: dict[Path, FileSum]) -> None:
 
 
 def write_model_folder(target: Path, part: Part, run: Path | None = None) -> None:
-    """`write_model`, whole or not at all, and synced, with the config of its run (`lineage`). An existing target is an
-    error."""
+    """`write_model` to a new folder, whole or not at all, and synced, with the config of its run (`lineage`)."""
     check_is_free(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.new")  # not `.part`: a run that saves here removes those

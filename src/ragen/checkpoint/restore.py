@@ -23,7 +23,7 @@ from ragen.model import lora
 from ragen.model.decoder import Decoder, Shape, TrainableModel, from_huggingface
 from ragen.model.load import VALUE_HEAD, find_model
 from ragen.store import manifest as disk
-from ragen.store.locate import is_path
+from ragen.store.lineage import is_path
 from ragen.store.manifest import Manifest, OtherModel
 
 
@@ -89,7 +89,11 @@ def _open_model(path: Path, name: str, part: Part) -> Mapping[str, Tensor]:
         weights, shape = _read_model(part.backbone, path / name)
     except ValueError as error:
         raise OtherModel(f"checkpoint {path} is of another model: {error}; {_OTHER_MODEL}") from error
-    _compare_shape(path, shape, part.backbone.shape)
+    for key, here in vars(part.backbone.shape).items():
+        if (there := getattr(shape, key)) != here:
+            raise OtherModel(
+                f"checkpoint {path} is of another model: {key} is {there} there and {here} here; {_OTHER_MODEL}"
+            )
     _compare(path, _shapes(weights), _shapes(lora.base_state(part.backbone)))
     return weights
 
@@ -116,8 +120,7 @@ def _open_adapter(path: Path, name: str, part: Part) -> Mapping[str, Tensor]:
 
 
 def _is_base(folder: Path, stored: str | None, part: Part) -> bool:
-    """Whether a stored adapter belongs to the base of a part. An older checkpoint has only its name: then it is what is
-    found under that, and no other where that has not been moved."""
+    """Whether a stored adapter belongs to the base of a part. An older checkpoint has no digest, only a name."""
     if (folder / lora.DIGEST).exists() or not stored or not part.base_digest or stored == part.base_model:
         return lora.is_of(folder, part.base_digest)
     if stored in EMBEDDED or Path(stored).is_dir():
@@ -128,24 +131,13 @@ def _is_base(folder: Path, stored: str | None, part: Part) -> bool:
 _MODELS = {"actor": "model_path", "critic": "critic.model.path"}
 _RANKS = {"actor": "actor_rollout_ref.model.lora_rank", "critic": "critic.model.lora_rank"}
 # The critic's keys follow the actor's: where only the critic differs, its own keys were set.
+_CRITIC_KEYS = {"r": "lora_rank", "lora_alpha": "lora_alpha", "target_modules": "target_modules"}
 _ADAPTER_KEYS = {
     "actor": lora.KEYS,
-    "critic": {
-        "r": "critic.model.lora_rank",
-        "lora_alpha": "critic.model.lora_alpha",
-        "target_modules": "critic.model.target_modules",
-    },
+    "critic": {name: f"critic.model.{key}" for name, key in _CRITIC_KEYS.items()},
 }
 _OR_NOT = "or ignore it with trainer.resume_mode=disable"
 _OTHER_MODEL = f"set model_path and the estimator as they were when it was written, {_OR_NOT}"
-
-
-def _compare_shape(path: Path, found: Shape, wanted: Shape) -> None:
-    for key, here in vars(wanted).items():
-        if (there := getattr(found, key)) != here:
-            raise OtherModel(
-                f"checkpoint {path} is of another model: {key} is {there} there and {here} here; {_OTHER_MODEL}"
-            )
 
 
 def _compare(path: Path, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> None:
@@ -157,9 +149,6 @@ def _compare(path: Path, found: Mapping[str, tuple[int, ...]], wanted: Mapping[s
                 f"checkpoint {path} is of another model: {name} is {shapes[0]} there and {shapes[1]} here; "
                 f"{_OTHER_MODEL}"
             )
-
-
-# --- weights by Hugging Face's names ------------------------------------------------------------------------------
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -25,13 +25,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from safetensors import SafetensorError
-from torch import nn
 
 from ragen.checkpoint.model_folder import delete, move_into_place, synced_sum, write_json, write_model
-from ragen.checkpoint.parts import OptimizerState, Parts, stored_parameters
+from ragen.checkpoint.parts import Parts, stored_parameters
 from ragen.checkpoint.tensor_file import num_bytes, write_tensors
 from ragen.config.schema import Config
-from ragen.errors import ConfigError
 from ragen.format import size_text
 from ragen.store import manifest as disk
 from ragen.store.fsync import sync
@@ -66,8 +64,8 @@ class CheckpointStore:
         self.keep = {"actor": keep_actor, "critic": keep_critic}
         self.contents = {"actor": contents, "critic": contents if critic_contents is None else critic_contents}
         self.note = note
-        for name, listed in self.contents.items():
-            _check_contents(name, listed)
+        # The config has checked both.
+        assert all("model" in listed and {*listed} <= {*CONTENTS} for listed in self.contents.values()), self.contents
         assert all(limit is None or limit > 0 for limit in self.keep.values()), self.keep
 
     @classmethod
@@ -116,9 +114,11 @@ class CheckpointStore:
         for leftover in self.folder.glob(f".{disk.TRACKER}.*.part"):
             leftover.unlink()
         for replaced in self.folder.glob(f"global_step_*{REPLACED}"):
-            if not _name_of(replaced).exists():  # a killed run left it without its name
-                os.rename(replaced, _name_of(replaced))
-        _check_space(self.folder, written.num_bytes)
+            named = replaced.with_name(replaced.name.removesuffix(REPLACED))
+            if not named.exists():  # a killed run left it without its name
+                os.rename(replaced, named)
+        if _free(self.folder) < written.num_bytes:  # not after writing for minutes
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         temporary = self.folder / f".{target.name}.part"
         try:
             temporary.mkdir()
@@ -198,24 +198,16 @@ class _Written:
         for name, part in self.parts.items():
             write_model(folder / name, part, sums)
         for name, (model, optimizer) in self.optimizers.items():
-            _write_optimizer(folder / f"{name}_optimizer", model, optimizer, sums)
+            path = folder / f"{name}_optimizer" / OPTIMIZER
+            path.parent.mkdir()
+            sums[path] = FileSum(*write_tensors(path, optimizer.tensors(model)))
+            write_json(path.with_name(OPTIMIZER_NUMBERS), {"num_steps": optimizer.num_steps})
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         listed = {path.relative_to(folder).as_posix(): sums.get(path) or synced_sum(path) for path in files}
         manifest = Manifest(self.step, self.contents, self.has_state, self.keep, self.tracked, listed)
         disk.write_manifest(folder, manifest)
         for inner in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
             sync(inner)
-
-
-def _write_optimizer(folder: Path, model: nn.Module, optimizer: OptimizerState, sums: dict[Path, FileSum]) -> None:
-    folder.mkdir()
-    path = folder / OPTIMIZER
-    sums[path] = FileSum(*write_tensors(path, optimizer.tensors(model)))
-    write_json(folder / OPTIMIZER_NUMBERS, {"num_steps": optimizer.num_steps})
-
-
-def _name_of(replaced: Path) -> Path:
-    return replaced.with_name(replaced.name.removesuffix(REPLACED))
 
 
 def _delete_parts(path: Path, names: Sequence[str]) -> None:
@@ -237,15 +229,7 @@ _ADVICE = {
     errno.ENOSPC: "free some disk space",
     errno.EDQUOT: "free some of the quota",
     errno.EROFS: "make the file system writable",
-    errno.EACCES: "make the directory writable",
-    errno.EPERM: "make the directory writable",
-}
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    """Fail before writing for minutes to a disk that is too small."""
-    if _free(folder) < needed:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+} | dict.fromkeys((errno.EACCES, errno.EPERM), "make the directory writable")
 
 
 def _free(folder: Path) -> float:
@@ -253,13 +237,3 @@ def _free(folder: Path) -> float:
     there = next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), Path("/"))
     usage = shutil.disk_usage(there)
     return usage.free if usage.total else math.inf
-
-
-def _check_contents(name: str, listed: Sequence[str]) -> None:
-    if "model" in listed and set(listed) <= set(CONTENTS):
-        return
-    key = {"actor": "actor_rollout_ref.actor", "critic": "critic"}[name]
-    raise ConfigError(
-        f"{key}.checkpoint.save_contents={list(listed)}: must contain model, and may contain "
-        f"optimizer and extra. To save nothing: trainer.save_freq=-1"
-    )

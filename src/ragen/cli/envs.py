@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ragen.cli import CommandParser
 from ragen.config import derive
-from ragen.config.tag_defaults import training_config
+from ragen.config.compose import training_config
 from ragen.env.registry import catalogue, make
 from ragen.env.solve import baselines
 from ragen.errors import ConfigError

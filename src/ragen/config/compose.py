@@ -3,6 +3,7 @@
     resolved = resolve(["sokoban", "training.n_rollout=8"])                     # the v1 command line
     resolved = resolve(["trainer.test_freq=5"], config_name="_2_sokoban")       # a recipe
     resolved.config.trainer.test_freq, resolved.origins["trainer.test_freq"]    # 5, "command line"
+    training_config("FrozenLakeV1").agent_proxy.max_actions_per_turn            # 1: `train.sh frozenlake`
 
 Each of these overrides the one before: schema defaults, recipe, v1 defaults, settings that come with `pocket`,
 environment variables, command line. Values that follow from several keys come last, and never replace a typed key.
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ragen.config import default_model, derive, devices, keys, pocket_defaults, unused_keys, v1
+from ragen.config import derive, devices, keys, model_name, pocket_defaults, unused_keys, v1
 from ragen.config.overrides import (
     COMMAND_LINE,
     Typed,
@@ -24,15 +25,15 @@ from ragen.config.overrides import (
     variable_names,
 )
 from ragen.config.provenance import TracedTree
-from ragen.config.recipe import compose_recipe
+from ragen.config.recipe import compose_recipe, recipe_of
 from ragen.config.schema import Config
 from ragen.config.tree import leaves, value_at
 from ragen.config.validate import check_ranges, validate
 from ragen.errors import ConfigError, refused, shown
 
 BASE_MODEL = "sft.training.base_model"
-USE_REF = "actor_rollout_ref.actor.use_ref"
-USE_KL_LOSS, KL_COEF = "actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.kl_loss_coef"
+ACTOR = "actor_rollout_ref.actor"
+USE_REF = f"{ACTOR}.use_ref"
 
 
 @dataclass
@@ -79,7 +80,7 @@ def resolve(
         typed_as = tree.name("model_path")
         tree.set(BASE_MODEL, tree.build().model_path, f"derived: {typed_as}", typed_as)
     elif environment and not is_named:
-        name, why = default_model.choose(environ)
+        name, why = model_name.choose(environ)
         tree.set("model_path", name, f"derived: {why}")
     _apply_pocket_defaults(tree, assigned)
 
@@ -87,13 +88,16 @@ def resolve(
     check_ranges(config, tree.name)
     _apply_derived(tree, config, environment, {item.key: item for item in [*variables, *typed]}, assigned)
     _divide_groups(tree, config, assigned)
-    _choose_devices(tree, config, assigned, environ)
+    num_gpus = config.sft.training.num_gpus if kind == "sft" else config.trainer.n_gpus_per_node
+    listed = config.system.CUDA_VISIBLE_DEVICES
+    if devices.KEY not in assigned and (chosen := devices.choose(listed, num_gpus, environ)):
+        tree.set(devices.KEY, *chosen)
     _apply_fine_tuning(tree, config, assigned)
 
     config = tree.build()
     notes = validate(config, tree.name)
     no_effect = _without_effect([*variables, *typed], tree.recipe_keys(), assigned, leaves(config))
-    origins = _marked(tree.origins(), assigned, no_effect, config.rl_or_sft) | _derive_use_ref(tree, config)
+    origins = _marked(tree.origins(), assigned, no_effect, kind) | _derive_use_ref(tree, config)
     return Resolved(
         config=config,
         start=f"environment {environment} (v1 defaults)" if environment else f"recipe {recipe}",
@@ -101,8 +105,17 @@ def resolve(
         no_effect=no_effect,
         notes=notes + ([] if environment else _unused_variables(environ)),
         typed=assigned.keys(),
-        models={key: tree.name(key) for key in (derive.MODELS if config.rl_or_sft == "rl" else (BASE_MODEL,))},
+        models={key: tree.name(key) for key in (derive.MODELS if kind == "rl" else (BASE_MODEL,))},
     )
+
+
+def training_config(tag: str) -> Config:
+    """The config that a tag is trained with: its v1 environment, the recipe that names it, or the tree's defaults."""
+    for environment, start in v1.ENVIRONMENTS.items():
+        if start.tag == tag:
+            # With its model named: `pocket` would choose another board.
+            return resolve([environment, f"model.base_model={model_name.QWEN}"], environ={}).config
+    return resolve([], config_name=recipe_of(tag), environ={}).config
 
 
 # --- defaults and overrides ---------------------------------------------------------------------------------------
@@ -115,10 +128,7 @@ def _apply_v1_defaults(tree: TracedTree, environment: str) -> None:
 
 
 def _apply(tree: TracedTree, items: Iterable[Typed], environment: str | None) -> dict[str, Typed]:
-    """Set what the variables or the command line say, and return tree key -> the item that set it.
-
-    Two keys that set one thing to different values are an error, in any order.
-    """
+    """Set what was typed; return tree key -> the item that set it. Two items must not disagree, in any order."""
     assigned: dict[str, tuple[Any, Typed]] = {}
     for item in items:
         is_v1 = keys.is_v1_only(item.key)
@@ -148,29 +158,26 @@ def _tree_values(tree: TracedTree, item: Typed, environment: str | None) -> dict
 
 
 def _conflict(key: str, before: Any, first: Typed, value: Any, second: Typed) -> ConfigError:
-    message = f"{first.name} and {second.name} both set {key}, to {shown(before)} and {shown(value)}: keep one of them"
+    message = f"{first.name} and {second.name} both set {key}, to {shown(before)} and {shown(value)}"
     for deletion, other in ((first, second), (second, first)):
         if deletion.delete:
-            message = f"~{deletion.key} resets {key}, and {other.name} sets it: keep one of them"
-    return ConfigError(message, key=second.name, code="conflict")
+            message = f"~{deletion.key} resets {key}, and {other.name} sets it"
+    return ConfigError(f"{message}: keep one of them", key=second.name, code="conflict")
 
 
 def _name_one_model(tree: TracedTree, assigned: Mapping[str, Typed]) -> None:
     """With `rl_or_sft=sft_then_rl` one model is fine-tuned, and RL starts from the result: any key may name it."""
-    models, recipe_keys = (BASE_MODEL, *derive.MODELS), tree.recipe_keys()
+    kind, models, recipe_keys = "with rl_or_sft=sft_then_rl", (BASE_MODEL, *derive.MODELS), tree.recipe_keys()
     named = [key for key in models if key in assigned] or [key for key in models if key in recipe_keys] or [BASE_MODEL]
-    config, first = tree.build(), named[0]
-    model = value_at(config, first)
+    config, first = tree.build(), tree.name(named[0])
+    model = value_at(config, named[0])
     for key in named[1:]:
         if value_at(config, key) != model:
-            why = (
-                f"{tree.name(first)} is {shown(model)}; with rl_or_sft=sft_then_rl one model is fine-tuned and then "
-                f"trained: name it once, as {BASE_MODEL}"
-            )
-            raise refused(tree.name(key), value_at(config, key), why, code="two-models")
+            why = f"{first} is {shown(model)}; {kind} one model is fine-tuned and then trained: name it once"
+            raise refused(tree.name(key), value_at(config, key), f"{why}, as {BASE_MODEL}", code="two-models")
     for key in models:  # `model_path` comes before the paths that follow it
         if value_at(tree.build(), key) != model:
-            tree.set(key, model, f"derived: {tree.name(first)}, with rl_or_sft=sft_then_rl")
+            tree.set(key, model, f"derived: {first}, {kind}")
 
 
 def _apply_pocket_defaults(tree: TracedTree, assigned: Mapping[str, Typed]) -> None:
@@ -178,13 +185,11 @@ def _apply_pocket_defaults(tree: TracedTree, assigned: Mapping[str, Typed]) -> N
     config = tree.build()
     if config.model_path not in pocket_defaults.NAMES or config.rl_or_sft == "sft":
         return
-    chosen = {
-        key.split(".")[1] for key in assigned if key.startswith("custom_envs.")
-    }  # keep a board with typed settings
+    typed_boards = {key.split(".")[1] for key in assigned if key.startswith("custom_envs.")}
     tags = (config.es_manager.train.env_configs.tags, config.es_manager.val.env_configs.tags)
-    unwanted = {USE_KL_LOSS} if KL_COEF in assigned else set()  # a typed KL coefficient asks for KL
-    for key, value in pocket_defaults.settings(*tags, keep=chosen).items():
-        if key not in assigned and key not in unwanted:
+    for key, value in pocket_defaults.settings(*tags, keep=typed_boards).items():
+        asks_for_kl = key == f"{ACTOR}.use_kl_loss" and f"{ACTOR}.kl_loss_coef" in assigned
+        if key not in assigned and not asks_for_kl:
             tree.set(key, value, f"comes with {config.model_path}")
 
 
@@ -212,15 +217,11 @@ def _overrules(upper: Iterable[Typed], *lower: Typed) -> bool:
 
 
 def _check_agreement(key: str, derived: v1.Derived, sources: list[Typed], typed: Typed) -> None:
-    is_v1 = keys.is_v1_only(typed.key)
-    translated = v1.translate(typed.key, typed.value, None)[key] if is_v1 else typed.value
-    if translated != derived.value:
-        names = " and ".join(source.name for source in sources)
-        message = (
-            f"{names} and {typed.name} both set {key}, to {shown(derived.value)} ({derived.why}) and "
-            f"{shown(translated)}: keep one of them"
-        )
-        raise ConfigError(message, key=typed.name, code="conflict")
+    value = v1.translate(typed.key, typed.value, None)[key] if keys.is_v1_only(typed.key) else typed.value
+    if value != derived.value:
+        names = " and ".join(item.name for item in [*sources, typed])
+        message = f"{names} both set {key}, to {shown(derived.value)} ({derived.why}) and {shown(value)}"
+        raise ConfigError(f"{message}: keep one of them", key=typed.name, code="conflict")
 
 
 def _divide_groups(tree: TracedTree, config: Config, assigned: Mapping[str, Typed]) -> None:
@@ -233,29 +234,15 @@ def _divide_groups(tree: TracedTree, config: Config, assigned: Mapping[str, Type
             tree.set(key, divided, f"derived: es_manager.{split}.env_groups, divided as {shown(sizes)}")
 
 
-def _choose_devices(
-    tree: TracedTree, config: Config, assigned: Mapping[str, Typed], environ: Mapping[str, str]
-) -> None:
-    if devices.KEY in assigned:
-        return
-    num_gpus = config.sft.training.num_gpus if config.rl_or_sft == "sft" else config.trainer.n_gpus_per_node
-    chosen = devices.choose(config.system.CUDA_VISIBLE_DEVICES, num_gpus, environ)
-    if chosen is not None:
-        tree.set(devices.KEY, *chosen)
-
-
 def _apply_fine_tuning(tree: TracedTree, config: Config, assigned: Mapping[str, Typed]) -> None:
-    """A fine-tuning run takes its names, model and devices from `sft.*`; before RL, it shares the workers of RL.
-
-    The boards of the data are those of validation, unless others were typed.
-    """
+    """Fine-tuning takes names, model and devices from `sft.*`, before RL those of RL; its boards from validation."""
     if config.rl_or_sft == "rl":
         return
     training = config.sft.training
     of_data = {"sft.env_type": (derive.sft_env_type(config), "the environment of es_manager.val")}
     with_rl = {"sft.training.num_gpus": (config.trainer.n_gpus_per_node, "trainer.n_gpus_per_node")}
     alone = {
-        "model_path": (training.base_model, "sft.training.base_model, with the adapter merged in"),
+        "model_path": (training.base_model, f"{BASE_MODEL}, with the adapter merged in"),
         "trainer.project_name": (training.project_name, "sft.training.project_name"),
         "trainer.experiment_name": (training.experiment_name, "sft.training.experiment_name"),
         "trainer.logger": (training.logger, "sft.training.logger"),
@@ -265,10 +252,8 @@ def _apply_fine_tuning(tree: TracedTree, config: Config, assigned: Mapping[str, 
     for key, (value, why) in (of_data | (alone if config.rl_or_sft == "sft" else with_rl)).items():
         typed = assigned.get(key)
         if typed is not None and typed.value != value:
-            problem = (
-                f"with rl_or_sft={config.rl_or_sft} it is {shown(value)}, from {why}: leave it out, or change that"
-            )
-            raise refused(typed.name, typed.value, problem, code="fine-tuning")
+            problem = f"with rl_or_sft={config.rl_or_sft} it is {shown(value)}, from {why}"
+            raise refused(typed.name, typed.value, f"{problem}: leave it out, or change that", code="fine-tuning")
         tree.set(key, value, f"derived: {why}")
     for key, value in derive.sft_board(config).items():
         if key not in assigned:
@@ -298,9 +283,8 @@ def _without_effect(
         if not item.delete
     }
     found |= {key: keys.no_effect(key) for key in recipe_keys}
-    for item in typed:
-        if item.key == "training.total_epochs" and steps is not None and rl_or_sft != "sft":
-            found[item.name] = f"{steps.name} is given"
+    if steps is not None and rl_or_sft != "sft":
+        found |= {item.name: f"{steps.name} is given" for item in typed if item.key == "training.total_epochs"}
     found |= {item.name: why for key, item in assigned.items() if (why := unused_keys.of_another_game(key, values))}
     return {name: reason for name, reason in found.items() if reason}
 
@@ -310,10 +294,8 @@ def _marked(
 ) -> dict[str, str]:
     """The origins of values, with a mark on those without effect."""
     idle = [key for key in origins if key in assigned and assigned[key].name in no_effect]
-    marked = origins | {key: f"{origins[key]}, without effect" for key in idle}
-    if rl_or_sft == "sft":
-        marked[unused_keys.BUDGET] = "without effect: the data and sft.training.epochs decide"
-    return marked
+    budget = {unused_keys.BUDGET: "without effect: the data and sft.training.epochs decide"}
+    return origins | {key: f"{origins[key]}, without effect" for key in idle} | (budget if rl_or_sft == "sft" else {})
 
 
 def _unused_variables(environ: Mapping[str, str]) -> list[str]:

@@ -4,11 +4,11 @@ updates_per_step(config), reference_model(config).needed, rules(config)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from math import ceil
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from ragen.agent.rules import AgentRules
 from ragen.config.schema import Config
@@ -18,8 +18,7 @@ from ragen.env.solve import Budget
 from ragen.errors import refused
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """Whether a model is needed, and why."""
 
     needed: bool
@@ -45,9 +44,8 @@ def reference_is_actor(config: Config) -> bool:
 
 def critic_model(config: Config) -> Need:
     estimator = config.algorithm.adv_estimator
-    if estimator == "gae":
-        return Need(True, "adv_estimator gae needs values")
-    return Need(False, f"adv_estimator {estimator} needs no values")
+    needed = estimator == "gae"
+    return Need(needed, f"adv_estimator {estimator} needs {'' if needed else 'no '}values")
 
 
 def episodes_per_step(config: Config) -> int:
@@ -55,10 +53,7 @@ def episodes_per_step(config: Config) -> int:
 
 
 def in_proportion(total: int, sizes: Sequence[int]) -> list[int]:
-    """A total divided as `sizes` are, by largest remainder; every part is at least 1 if the total allows.
-
-    in_proportion(5, [256, 256]) is [3, 2].
-    """
+    """A total divided as `sizes` are, by largest remainder, each at least 1 if possible: 5 as [256, 256] is [3, 2]."""
     exact = [Fraction(total * size, sum(sizes)) for size in sizes]
     parts = [int(share) for share in exact]
     by_remainder = sorted(range(len(sizes)), key=lambda index: parts[index] - exact[index])

@@ -24,8 +24,7 @@ def normal_list(value: Any, name: str = KEY) -> str:
     text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else "" if value is None else str(value)
     if text.strip(" '\"[]").lower() in NONE:
         return ""
-    devices = [part.strip(" '\"[]") for part in text.split(",")]
-    devices = [device for device in devices if device]
+    devices = [device for part in text.split(",") if (device := part.strip(" '\"[]"))]
     for device in devices:
         if not (device.isdecimal() and device.isascii()) and not device.startswith(("GPU-", "MIG-")):
             why = f"{shown(device)!r} is not a device; write numbers or GPU-… and MIG-… names"

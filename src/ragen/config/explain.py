@@ -15,7 +15,7 @@ import yaml
 
 from ragen.config import derive
 from ragen.config.compose import Resolved
-from ragen.config.schema import Config, CriticModel
+from ragen.config.schema import Config
 from ragen.config.tree import to_dict
 from ragen.env.baseline_budget import MAX_LEVELS, baselines_within_budget
 from ragen.env.registry import make
@@ -110,11 +110,9 @@ def stage_lines(config: Config, stage: str | None, tuning: Tuning) -> Iterator[s
 
 def adapter_lines(config: Config) -> Iterator[str]:
     """Which models train only an adapter."""
-    models: dict[str, CriticModel] = {"actor": config.actor_rollout_ref.model}
-    if derive.critic_model(config).needed:
-        models["critic"] = config.critic.model
-    for who, model in models.items():
-        if model.lora_rank > 0:
+    has_critic = derive.critic_model(config).needed
+    for who, model in (("actor", config.actor_rollout_ref.model), ("critic", config.critic.model)):
+        if model.lora_rank > 0 and (who == "actor" or has_critic):
             targets = model.target_modules if isinstance(model.target_modules, str) else ", ".join(model.target_modules)
             yield f"{who}: only an adapter is trained, rank {model.lora_rank}, alpha {model.lora_alpha}, on {targets}"
 
@@ -137,14 +135,9 @@ def fine_tuning_lines(config: Config, output: Path) -> Iterator[str]:
 
 
 def success_lines(config: Config, has_training: bool) -> Iterator[str]:
-    """The success of random and of perfect play in this setting: every result lies between the two.
-
-    With training on the same tag, also how many validation levels are training levels.
-    """
-    first = config.seed.val
-    for tag, size in zip(
-        config.es_manager.val.env_configs.tags, config.es_manager.val.env_configs.n_groups, strict=True
-    ):
+    """The success of random and of perfect play, between which results lie, and how many levels are also trained."""
+    first, played = config.seed.val, config.es_manager.val.env_configs
+    for tag, size in zip(played.tags, played.n_groups, strict=True):
         env, seeds = make(config.custom_envs[tag]), range(first, first + size)
         first += size
         limit = derive.budget(config, tag)
@@ -153,8 +146,9 @@ def success_lines(config: Config, has_training: bool) -> Iterator[str]:
         known = {player: success for player, success in players.items() if not isinstance(success, str)}
         if known:
             rates = ", ".join(f"{player} play in {success:.1%}" for player, success in known.items())
+            measured = f"the first {baselines.num_levels} of {size}" if baselines.num_levels != size else size
             yield (
-                f"{tag}: {rates.replace(' in ', ' succeeds in ', 1)} of {_levels(baselines.num_levels, size)} "
+                f"{tag}: {rates.replace(' in ', ' succeeds in ', 1)} of {measured} validation levels "
                 f"({limit.turns} turns of up to {limit.actions_per_turn}, at most {limit.total} actions)"
             )
         for player, reason in players.items():
@@ -162,10 +156,6 @@ def success_lines(config: Config, has_training: bool) -> Iterator[str]:
                 yield f"{tag}: {player}: not computed, because {reason}"
         if has_training and tag in config.es_manager.train.env_configs.tags:
             yield f"{tag}: {_overlap(config, env, seeds[:MAX_LEVELS])}"
-
-
-def _levels(num_levels: int, size: int) -> str:
-    return f"{size} validation levels" if num_levels == size else f"the first {num_levels} of {size} validation levels"
 
 
 def _overlap(config: Config, env: Any, seeds: range) -> str:

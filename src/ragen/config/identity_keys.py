@@ -8,7 +8,7 @@
 A tree is a `Config`, a stored tree, or a flat one with dotted keys.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from ragen.config.tree import leaves
 NOTHING, UNUSED = "nothing", "unused"  # a key without effect; a key that this kind of run does not read
 WHERE = (schema.NAMES, schema.LOCATION, schema.DEVICES, schema.LOGGING)  # what a run is called and where it happens
 HOW = (NOTHING, UNUSED, schema.MEMORY, schema.SPEED, schema.FILES, schema.RESUMING)
-ALL = (*WHERE, *HOW, schema.BUDGET)  # whether a longer budget resumes is a question of its own
+ALL = (*WHERE, *HOW, schema.BUDGET)  # whether a longer budget resumes is decided elsewhere
 
 
 @cache
@@ -35,9 +35,7 @@ def changes_only(key: str, kind: str = "rl") -> str:
 def _reason(key: str, kind: str) -> str:
     if kind == "sft" and key.startswith(unused_keys.NOT_IN_SFT):
         return UNUSED
-    if key.startswith("ray_kwargs.ray_init."):
-        key = "ray_kwargs.ray_init"
-    spec = keys.spec_of(key)
+    spec = keys.spec_of("ray_kwargs.ray_init" if key.startswith("ray_kwargs.ray_init.") else key)
     marked = spec[0].metadata.get("changes_only", "") if spec else ""
     return marked or (NOTHING if keys.no_effect(key) else "")
 
@@ -53,8 +51,5 @@ def different_keys(here: Any, stored: Any, kind: str = "rl", ignore: Collection[
     A key that one tree does not have is different: it comes from another version.
     """
     mine, theirs = (identity_values(tree, kind, ignore) for tree in (here, stored))
-    return [key for key in {**mine, **theirs} if _differs(mine, theirs, key)]
-
-
-def _differs(mine: Mapping[str, Any], theirs: Mapping[str, Any], key: str) -> bool:
-    return key not in mine or key not in theirs or mine[key] != theirs[key]
+    shared = mine.keys() & theirs.keys()
+    return [key for key in {**mine, **theirs} if key not in shared or mine[key] != theirs[key]]

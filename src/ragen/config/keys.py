@@ -4,14 +4,14 @@ is_key("trainer.test_freq"), is_group("trainer"), no_effect("actor_rollout_ref.r
 """
 
 from collections.abc import Iterable
-from dataclasses import MISSING, Field
+from dataclasses import Field
 from difflib import get_close_matches
 from typing import Any, get_args
 
 from ragen.coerce import convert
 from ragen.config import devices, v1
 from ragen.config.schema import Config
-from ragen.config.tree import check_choice, schema_fields
+from ragen.config.tree import check_choice, leaves, schema_fields
 from ragen.env.base import Tag
 from ragen.errors import ConfigError
 
@@ -32,14 +32,11 @@ TREE_SECTIONS = {name.partition(".")[0] for name in FIELDS if "." in name} | {"c
 
 def is_tree_key(key: str) -> bool:
     """A leaf or a group of the tree."""
-    return key in FIELDS or key in TREE_GROUPS or key.startswith("ray_kwargs.ray_init.") or _is_tag_key(key)
-
-
-def _is_tag_key(key: str) -> bool:
-    section, _, rest = key.partition(".")
-    tag_field = rest.partition(".")[2]
-    known = not tag_field or tag_field in _TAG_FIELDS or tag_field.startswith("env_config.")
-    return section == "custom_envs" and rest != "" and known
+    if key in FIELDS or key in TREE_GROUPS or key.startswith("ray_kwargs.ray_init."):
+        return True
+    tag_field = key.removeprefix("custom_envs.").partition(".")[2]
+    is_field = not tag_field or tag_field in _TAG_FIELDS or tag_field.startswith("env_config.")
+    return key.startswith("custom_envs.") and key != "custom_envs." and is_field
 
 
 def is_key(key: str) -> bool:
@@ -110,12 +107,8 @@ def targets(key: str) -> tuple[str, ...]:
 
 def followed_by(key: str) -> set[str]:
     """The keys whose default is the value of this one, directly or through another."""
-    direct = {name for name, (spec, _) in FIELDS.items() if f"${{{key}}}" in str(_default(spec))}
+    direct = {name for name, default in leaves(Config()).items() if f"${{{key}}}" in str(default)}
     return direct.union(*(followed_by(name) for name in direct))
-
-
-def _default(spec: Field) -> Any:
-    return spec.default if spec.default_factory is MISSING else spec.default_factory()
 
 
 def no_effect(key: str) -> str:
@@ -126,9 +119,6 @@ def no_effect(key: str) -> str:
         return own
     reasons = [no_effect(target) for target in v1.KEYS[key].targets if target != key] or [""]
     return v1.KEYS[key].no_effect or own or (reasons[0] if all(reasons) else "")
-
-
-# --- unknown keys -------------------------------------------------------------------------------------------------
 
 
 def check_known(key: str, name: str, environment: str | None) -> None:
@@ -156,10 +146,9 @@ def suggest(key: str, environment: str | None) -> str:
     near = _nearest(key, likely) or _nearest(key, [*FIELDS, *v1.KEYS])
     if near:
         return f"; did you mean {near}?"
-    siblings = [name for name in likely if name.rpartition(".")[0] == parent != ""]
-    if siblings:
-        return f"; there are {', '.join(siblings)}"
-    return f". Sections: {', '.join(sorted({*TREE_SECTIONS, *v1.OWN_SECTIONS}))}"
+    siblings = ", ".join(name for name in likely if name.rpartition(".")[0] == parent != "")
+    sections = ", ".join(sorted({*TREE_SECTIONS, *v1.OWN_SECTIONS}))
+    return f"; there are {siblings}" if siblings else f". Sections: {sections}"
 
 
 def _nearest(key: str, known: list[str]) -> str | None:

@@ -1,14 +1,20 @@
-"""What the name of a model means, before anything of it is loaded.
+"""What the name of a model means before anything of it is loaded, and which model is taken if none is named.
 
 folder_of("models/mine")        # the directory, or None for `pocket` and for a hub name
 is_decoder("pocket")            # True: its layers have the names of Llama and Qwen2
+name, why = choose(os.environ)  # for `train.sh ENV`: a small Qwen with a GPU and weights or a hub, else `pocket`
 """
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
+from ragen.config import v1
 from ragen.config.pocket_defaults import PACKAGED
+from ragen.machine import cached_models, num_gpus
+
+QWEN: str = v1.KEYS["model.base_model"].default
 
 
 def folder_of(name: str) -> Path | None:
@@ -26,3 +32,14 @@ def is_decoder(name: str) -> bool:
         return json.loads((folder / "config.json").read_bytes())["model_type"] in ("llama", "qwen2")
     except (OSError, ValueError, KeyError, TypeError):
         return False  # loading it reports what is wrong
+
+
+def choose(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The model and why. Uses neither the network nor torch."""
+    if num_gpus() == 0:
+        return "pocket", "no model named and no GPU here"
+    if QWEN in cached_models(environ):
+        return QWEN, "no model named, a GPU here and the weights in the cache"
+    if environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        return "pocket", f"no model named, and {QWEN} is not in the cache while the hub is switched off"
+    return QWEN, "no model named and a GPU here; the weights come from the hub"

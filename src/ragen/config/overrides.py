@@ -13,16 +13,14 @@ from difflib import get_close_matches
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from ragen.config import devices, keys, v1
 from ragen.config.recipe import recipe_names
 from ragen.config.tree import GROUP
-from ragen.errors import ConfigError, one_error, refused, shown
+from ragen.errors import ConfigError, raise_any, refused, shown
 
 COMMAND_LINE = "command line"
-VARIABLE_SECTIONS = sorted({key.partition(".")[0] for key in v1.KEYS if "." in key})
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,7 @@ def split_environment(arguments: list[str], config_name: str | None) -> tuple[st
     overrides = [argument for argument in arguments if argument not in names]
     if not names:
         return None, overrides
-    unknown = [_not_an_override(name) for name in names if name not in v1.ENVIRONMENTS]
-    if unknown:
-        raise one_error(unknown)
+    raise_any(_not_an_override(name) for name in names if name not in v1.ENVIRONMENTS)
     if len(set(names)) > 1:
         raise ConfigError(f"more than one environment: {', '.join(names)}; name one", code="two-environments")
     if config_name is not None:
@@ -68,10 +64,9 @@ def _not_an_override(argument: str) -> ConfigError:
     if "." in key:
         message = f"{key} has no value, and there is no such key{keys.suggest(key, None)}"
         return ConfigError(message, key=key, code="unknown-key")
-    plain = _plain(argument)
-    environments = [name for name in v1.ENVIRONMENTS if plain and plain in _plain(name)]
+    environments = _containing(argument, v1.ENVIRONMENTS)
     environments = environments or get_close_matches(argument.lower(), v1.ENVIRONMENTS, n=1, cutoff=0.6)
-    recipes = [f"--config-name {name}" for name in recipe_names() if plain and plain in _plain(name)]
+    recipes = [f"--config-name {name}" for name in _containing(argument, recipe_names())]
     near = " or ".join([*environments, *recipes])
     message = (
         f"{argument!r} is neither an environment nor key=value{f'; did you mean {near}?' if near else '.'} "
@@ -80,8 +75,9 @@ def _not_an_override(argument: str) -> ConfigError:
     return ConfigError(message, key=argument, code="unknown-environment")
 
 
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "")
+def _containing(part: str, names: Iterable[str]) -> list[str]:
+    plain = part.lower().replace("_", "")
+    return [name for name in names if plain and plain in name.lower().replace("_", "")]
 
 
 def read_overrides(overrides: Iterable[str], environment: str | None) -> list[Typed]:
@@ -96,8 +92,8 @@ def read_variables(environ: Mapping[str, str], environment: str | None) -> list[
 
 def variable_names(environ: Mapping[str, str]) -> list[str]:
     """The variables that set keys: those named after a section of the v1 command line."""
-    sections = tuple(f"CONFIG_{section.upper()}__" for section in VARIABLE_SECTIONS)
-    return sorted(name for name in environ if name.startswith(sections) or name == "CONFIG_RL_OR_SFT")
+    sections = {f"CONFIG_{key.partition('.')[0].upper()}__" for key in v1.KEYS if "." in key}
+    return sorted(name for name in environ if name.startswith(tuple(sections)) or name == "CONFIG_RL_OR_SFT")
 
 
 def _read_variable(name: str, text: str) -> Typed:
@@ -119,14 +115,6 @@ def _read_override(override: str) -> Typed:
             return Typed(key, None)
         if key in (devices.KEY, devices.V1_KEY):
             return Typed(key, text)  # `0,1` is a list here, not two values to try
-    parsed = _parse(override, key)
-    value = parsed.value()
-    if isinstance(value, (bool, int, float)) and keys.takes_text(key):
-        value = text.strip()
-    return Typed(parsed.key_or_group, value, delete=parsed.is_delete())
-
-
-def _parse(override: str, key: str) -> Override:
     try:
         parsed = OverridesParser.create().parse_override(override)
     except (HydraException, ValueError) as error:  # a ValueError: a number with thousands of digits
@@ -138,7 +126,10 @@ def _parse(override: str, key: str) -> Override:
     if parsed.package is not None:
         message = f"{shown(override)!r}: @{parsed.package} moves config groups, and there are none; leave it out"
         raise ConfigError(message, key=key, code="package")
-    return parsed
+    value = parsed.value()
+    if isinstance(value, (bool, int, float)) and keys.takes_text(key):
+        value = text.strip()
+    return Typed(parsed.key_or_group, value, delete=parsed.is_delete())
 
 
 def _checked(sources: Iterable[str], read: Callable[[str], Typed], environment: str | None) -> list[Typed]:
@@ -155,8 +146,7 @@ def _checked(sources: Iterable[str], read: Callable[[str], Typed], environment: 
                 last[item.key] = item
         except ConfigError as error:
             problems.append(error)
-    if problems:
-        raise one_error(problems)
+    raise_any(problems)
     return list(last.values())
 
 
@@ -166,8 +156,8 @@ def _split_group(item: Typed) -> Iterator[Typed]:
         yield item
     elif item.delete:
         is_v1 = item.key in keys.V1_GROUPS and item.key not in keys.TREE_GROUPS
-        members = [key for key in v1.KEYS if key.startswith(f"{item.key}.")]
-        yield from (replace(item, key=key) for key in members) if is_v1 else [item]
+        members = [key for key in v1.KEYS if key.startswith(f"{item.key}.")] if is_v1 else [item.key]
+        yield from (replace(item, key=key) for key in members)
     elif isinstance(item.value, dict):
         for name, value in item.value.items():
             yield from _split_group(replace(item, key=f"{item.key}.{name}", value=value))

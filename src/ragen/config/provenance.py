@@ -8,6 +8,7 @@ OmegaConf keeps references between keys (`${model_path}`) until the tree is buil
 """
 
 import re
+from functools import reduce
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -47,13 +48,8 @@ class TracedTree:
     def reset(self, key: str) -> None:
         """`~key` removes what the recipe or the v1 defaults set; an entry that the user may add disappears."""
         if key in keys.FIELDS or key in keys.TREE_GROUPS:
-            original: Any = self._default
-            for part in key.split("."):
-                original = original._get_node(part)
-            self.set(key, _plain(original), "")
-            self._set_by = {
-                name: by for name, by in self._set_by.items() if name != key and not name.startswith(f"{key}.")
-            }
+            self.set(key, reduce(dict.__getitem__, key.split("."), to_dict(Config())), "")
+            self._set_by = {name: by for name, by in self._set_by.items() if not f"{name}.".startswith(f"{key}.")}
             return
         parent, _, name = key.rpartition(".")
         holder = OmegaConf.select(self._tree, parent)
@@ -78,9 +74,7 @@ class TracedTree:
 
     def name(self, key: str) -> str:
         """What the user calls a tree key: the key that it follows, as it was typed."""
-        node = OmegaConf.select(self._tree, key.rpartition(".")[0]) if "." in key else self._tree
-        raw = node._get_node(key.rpartition(".")[2]) if OmegaConf.is_dict(node) else None
-        value = None if raw is None else _plain(raw)
+        value = _values(self._tree).get(key)
         reference = re.fullmatch(r"\$\{([^}:]+)\}", str(value[0] if isinstance(value, list) and value else value))
         return self.name(reference[1]) if reference else self._names.get(key, key)
 
@@ -97,18 +91,14 @@ class TracedTree:
         found = {}
         for key, value in _values(self._tree, resolve=True).items():
             if key not in default or default[key] != value:
-                origin = next((self._set_by[name] for name in _key_and_groups(key) if name in self._set_by), None)
-                found[key] = origin or f"follows {_references(raw[key])}"
+                set_with = [name for name in self._set_by if f"{key}.".startswith(f"{name}.")]  # the key or its groups
+                references = ", ".join(dict.fromkeys(re.findall(r"\$\{([^}]+)\}", str(raw[key]))))
+                found[key] = self._set_by[max(set_with, key=len)] if set_with else f"follows {references}"
         return found
 
 
 def _values(tree: DictConfig, resolve: bool = False) -> dict[str, Any]:
     return leaves(OmegaConf.to_container(tree, resolve=resolve))
-
-
-def _plain(node: Any) -> Any:
-    """The value of a node, references unresolved."""
-    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
 
 
 def _check_recipe_key(key: str, origin: str) -> None:
@@ -118,13 +108,3 @@ def _check_recipe_key(key: str, origin: str) -> None:
     if key in v1.KEYS and v1.KEYS[key].targets:
         problem = f"{key} belongs to the v1 command line; in a recipe it is {', '.join(v1.KEYS[key].targets)}"
     raise ConfigError(f"{origin}: {problem}", key=key, code="unknown-key")
-
-
-def _key_and_groups(key: str) -> list[str]:
-    parts = key.split(".")
-    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-
-
-def _references(raw: Any) -> str:
-    """The keys that a value is made of."""
-    return ", ".join(dict.fromkeys(re.findall(r"\$\{([^}]+)\}", str(raw))))

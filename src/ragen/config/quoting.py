@@ -2,11 +2,9 @@
 
 override("agent_proxy.action_sep", " | ")      # agent_proxy.action_sep=' | '
 override("es_manager.val.env_configs.tags", ["A", "B"])     # es_manager.val.env_configs.tags=[A,B]
-shell("agent_proxy.action_sep=' | '")          # as it can be pasted into a shell
 """
 
 import re
-import shlex
 from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
@@ -34,8 +32,3 @@ def quoted(value: str) -> str:
     """Text in single quotes, whatever it holds. Backslashes are escaped only where they precede a quote."""
     escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
     return f"'{escaped}'"
-
-
-def shell(*overrides: str) -> str:
-    """Overrides as a shell reads them."""
-    return shlex.join(overrides)

@@ -19,32 +19,26 @@ class Range(NamedTuple):
     text: str
 
 
+RELATIONS = {"at least": operator.ge, "above": operator.gt, "at most": operator.le}
+
+
 def within(at_least: float | None = None, above: float | None = None, at_most: float | None = None) -> Range | None:
     """Numbers within bounds; None without bounds."""
-    bounds = [
-        (limit, compare, f"{relation} {limit}")
-        for limit, compare, relation in (
-            (at_least, operator.ge, "at least"),
-            (above, operator.gt, "above"),
-            (at_most, operator.le, "at most"),
-        )
-        if limit is not None
-    ]
+    limits = dict(zip(RELATIONS, (at_least, above, at_most), strict=True))
+    bounds = {relation: limit for relation, limit in limits.items() if limit is not None}
     if not bounds:
         return None
-    text = " and ".join(bound[2] for bound in bounds)
-    return Range(lambda value: all(compare(value, limit) for limit, compare, _ in bounds), f"must be {text}")
-
-
-def _is_count_or_all(value: Any) -> bool:
-    return value == "all" if isinstance(value, str) else value >= 1
+    text = " and ".join(f"{relation} {limit}" for relation, limit in bounds.items())
+    return Range(lambda value: all(RELATIONS[name](value, limit) for name, limit in bounds.items()), f"must be {text}")
 
 
 NOT_EMPTY = Range(lambda value: value.strip() != "", "must not be empty")
 TWO_DECAYS = Range(
     lambda values: len(values) == 2 and all(0 <= beta < 1 for beta in values), "takes two numbers, at least 0, below 1"
 )
-COUNT_OR_ALL = Range(_is_count_or_all, "takes a whole number of at least 1, or all")
+COUNT_OR_ALL = Range(
+    lambda value: value == "all" if isinstance(value, str) else value >= 1, "takes a whole number of at least 1, or all"
+)
 HOLDS_MODEL = Range(
     lambda contents: "model" in contents, "must contain model; to save nothing at all, set trainer.save_freq=-1"
 )

@@ -24,6 +24,15 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
 
 
+def recipe_of(tag: str) -> str | None:
+    """The recipe that names a tag; None for tags that only the tree's defaults name."""
+    for name in recipe_names():
+        for split in ("train", "val"):
+            if tag in OmegaConf.select(compose_recipe(name), f"es_manager.{split}.env_configs.tags", default=()):
+                return name
+    return None
+
+
 def compose_recipe(name: str, config_dir: str | None = None) -> DictConfig:
     """What a recipe and those it builds on set, references unresolved. Recipes in `config_dir` come first."""
     name = name.removesuffix(".yaml")

@@ -33,6 +33,7 @@ VLLM_ONLY = "belongs to the vLLM engine; the native engine has no such setting"
 ONE_MODULE = "sampler and learner share one module, there is no second copy to place or to load"
 FSDP_ONLY = "workers hold full weights; nothing is sharded or offloaded"
 PACKED = "training always runs packed, without padding"
+CHUNKED = "entropy is always computed in chunks; the result is the same"
 GEN_CONFIG = "sampling is set under actor_rollout_ref.rollout"
 
 # What a key changes that does not change what a run computes.
@@ -143,9 +144,7 @@ class Actor:
     use_torch_compile: bool = key(True, no_effect="entropy is computed in chunks, without compilation")
     use_ref: bool = key(True, no_effect="the reference model exists exactly when a KL term needs it")
     entropy_coeff: float = key(0.001, at_least=0)
-    entropy_from_logits_with_chunking: bool = key(
-        False, no_effect="entropy is always computed in chunks; the result is the same"
-    )
+    entropy_from_logits_with_chunking: bool = key(False, no_effect=CHUNKED)
     use_kl_loss: bool = False
     kl_loss_coef: float = key(0.0, at_least=0)
     kl_loss_type: str = key("kl", choices=KL_TYPES)
@@ -270,9 +269,8 @@ class Algorithm:
 @dataclass
 class Data:
     train_batch_size: int | None = key(None, at_least=1)  # null: env_groups x group_size
-    val_batch_size: int | None = key(
-        None, at_least=1, changes_only=MEMORY
-    )  # validation levels played together; null: all
+    # Validation levels that are played together; null: all.
+    val_batch_size: int | None = key(None, at_least=1, changes_only=MEMORY)
     train_data_num: int | None = key(None, at_least=1)  # distinct training levels; null: new levels for ever
     max_prompt_length: int | None = key(None, no_effect="actor_rollout_ref.rollout.max_model_len is the limit")
     max_response_length: int | None = key(None, no_effect="actor_rollout_ref.rollout.response_length is the limit")
@@ -319,8 +317,7 @@ class TrainEnvConfigs:
 
 
 @dataclass
-class ValEnvConfigs:
-    tags: list[str] = key(["CoordSokoban"])
+class ValEnvConfigs(TrainEnvConfigs):
     n_groups: list[int] = key(["${es_manager.val.env_groups}"])
 
 

@@ -6,6 +6,7 @@ leaves(config)["trainer.test_freq"]                        # 5
 
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from operator import attrgetter
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ragen.coerce import convert, wrong_type
@@ -40,18 +41,14 @@ def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
     """A tree flattened to dotted keys; lists and empty dicts are leaves."""
     flat: dict[str, Any] = {}
     for name, value in to_dict(tree).items():
-        if isinstance(value, dict) and value:
-            flat.update(leaves(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
+        key = f"{prefix}{name}"
+        flat |= leaves(value, f"{key}.") if isinstance(value, dict) and value else {key: value}
     return flat
 
 
 def value_at(config: Any, key: str) -> Any:
     """`value_at(config, "trainer.test_freq")` is `config.trainer.test_freq`."""
-    for part in key.split("."):
-        config = getattr(config, part)
-    return config
+    return attrgetter(key)(config)
 
 
 def build(cls: type, tree: Any, prefix: str = "") -> Any:

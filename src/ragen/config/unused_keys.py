@@ -14,7 +14,6 @@ from ragen.config import keys
 
 BUDGET = "trainer.total_training_steps"
 OF_STEPS = (BUDGET, "trainer.total_epochs")  # the data decides the number of fine-tuning steps
-ROLLOUT = "actor_rollout_ref.rollout."
 # Prefixes of keys. `sft.*` has a model and names as well.
 NOT_IN_SFT = (
     "model_path",
@@ -22,35 +21,19 @@ NOT_IN_SFT = (
     "micro_batch_size_per_gpu",
     "log_prob_micro_batch_size_per_gpu",
     "grpo_advantage_length_weight",
-    "lora.",
-    "actor_rollout_ref.model.",
-    "actor_rollout_ref.actor.",
-    "actor_rollout_ref.ref.",
-    f"{ROLLOUT}log_prob_",
-    f"{ROLLOUT}temperature",
-    f"{ROLLOUT}top_",
-    f"{ROLLOUT}rollout_filter_",
-    f"{ROLLOUT}gradient_analysis_",
-    "critic.",
-    "algorithm.",
-    "data.train_",
-    "data.max_",
-    "agent_proxy.use_turn_scores",
-    "agent_proxy.reward_normalization.",
-    "es_manager.train.",
-    "collapse_detection.",
-    "trainer.critic_warmup",
-    "trainer.save_freq",
-    "trainer.test_freq",
-    "trainer.val_before_train",
-    "trainer.val_only",
-    "trainer.max_",
-    "trainer.log_group_rv_table",
-    "trainer.gradient_analysis_",
-    "trainer.exit_after_gradient_analysis",
-    "trainer.rollout_data_dir",
-    "trainer.validation_data_dir",
-    "output.",
+    *("lora.", "critic.", "algorithm.", "es_manager.train.", "collapse_detection.", "output."),
+    *(f"actor_rollout_ref.{name}" for name in ("model.", "actor.", "ref.")),
+    *(f"actor_rollout_ref.rollout.{name}" for name in ("log_prob_", "temperature", "top_")),
+    *(f"actor_rollout_ref.rollout.{name}" for name in ("rollout_filter_", "gradient_analysis_")),
+    *(f"data.{name}" for name in ("train_", "max_")),
+    *(f"agent_proxy.{name}" for name in ("use_turn_scores", "reward_normalization.")),
+    *(
+        f"trainer.{name}"
+        for name in ("critic_warmup", "save_freq", "test_freq", "val_before_train", "val_only", "max_")
+    ),
+    *(f"trainer.{name}" for name in ("critic_warmup", "save_freq", "test_freq", "val_before_train", "val_only")),
+    *(f"trainer.{name}" for name in ("gradient_analysis_", "exit_after_gradient_analysis", "log_group_rv_table")),
+    *(f"trainer.{name}" for name in ("max_", "rollout_data_dir", "validation_data_dir")),
 )
 # In a run of fine-tuning alone a different model is refused, and the result's validation writes there.
 READ_ALONE = ("model_path", "trainer.validation_data_dir")
@@ -60,10 +43,10 @@ COUNTERPARTS = {
     "lora.rank": "lora_rank",
     "lora.alpha": "lora_alpha",
     "lora.target_modules": "target_modules",
-    "actor_rollout_ref.model.lora_rank": "lora_rank",
-    "actor_rollout_ref.model.lora_alpha": "lora_alpha",
-    "actor_rollout_ref.model.target_modules": "target_modules",
-    "actor_rollout_ref.model.enable_gradient_checkpointing": "enable_gradient_checkpointing",
+    **{
+        f"actor_rollout_ref.model.{name}": name
+        for name in ("lora_rank", "lora_alpha", "target_modules", "enable_gradient_checkpointing")
+    },
     "actor_rollout_ref.actor.optim.lr": "learning_rate",
     "ppo_mini_batch_size": "train_batch_size",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "train_batch_size",
@@ -117,13 +100,9 @@ def of_another_game(key: str, tree: Mapping[str, Any]) -> str:
 
 def _reason_in_sft(key: str) -> str:
     targets = FOLLOWERS.get(key) or keys.targets(key)
-    if not targets or not all(map(_is_unread, targets)):
+    unread = [name for name in targets if name.startswith((*NOT_IN_SFT, *OF_STEPS)) and name not in READ_ALONE]
+    if not targets or len(unread) < len(targets):
         return keys.no_effect(key)
     counterpart = next((COUNTERPARTS[name] for name in (key, *targets) if name in COUNTERPARTS), None)
-    if counterpart:
-        return f"fine-tuning reads sft.training.{counterpart} instead"
-    return keys.no_effect(key) or ONLY_RL
-
-
-def _is_unread(key: str) -> bool:
-    return key.startswith((*NOT_IN_SFT, *OF_STEPS)) and key not in READ_ALONE
+    instead = f"fine-tuning reads sft.training.{counterpart} instead" if counterpart else ""
+    return instead or keys.no_effect(key) or ONLY_RL

@@ -13,11 +13,11 @@ always on; the device list follows `system.n_gpus` when none is given.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from ragen.coerce import convert
 from ragen.config.schema import Config, Sft
-from ragen.config.tree import check_choice, leaves, schema_fields, value_at
+from ragen.config.tree import check_choice, leaves, schema_fields
 from ragen.env.registry import catalogue
 from ragen.errors import ConfigError, refused, shown
 
@@ -27,14 +27,11 @@ VAL_LEVELS = 512  # `val_data_num` null
 
 @dataclass(frozen=True)
 class Key:
-    """One v1 key: its type and default, the tree keys that take its value, or why it has no effect.
-
-    `derived` reads the keys that have an effect and no targets.
-    """
+    """One v1 key. Without targets, it has no effect or `derived` reads it."""
 
     type: Any
     default: Any
-    targets: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()  # the tree keys that take its value
     value: Callable[[Any], Any] = lambda value: value
     null_is_unset: bool = False
     minimum: int | None = None  # only where no target has a range
@@ -60,8 +57,7 @@ class Key:
 _CHOICES = {key: spec.metadata["choices"] for key, spec, _ in schema_fields(Config) if "choices" in spec.metadata}
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(NamedTuple):
     """What an environment name stands for. The penalty is what a turn without a valid action costs in all."""
 
     tag: str
@@ -145,11 +141,7 @@ _SFT_DEFAULTS = leaves(Sft())
 KEYS |= {f"sft.{name}": Key(hint, _SFT_DEFAULTS[name], (f"sft.{name}",)) for name, _, hint in schema_fields(Sft)}
 
 # Defaults of the v1 trainer that its config did not hold.
-INHERITED = {
-    f"{ACTOR}.clip_ratio_low": 0.2,
-    f"{ACTOR}.clip_ratio_high": 0.2,
-    "agent_proxy.max_actions_per_turn": 1,
-}
+INHERITED = {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.2, "agent_proxy.max_actions_per_turn": 1}
 
 OWN_SECTIONS = ("model", "training", "optimization", "logging", "env")  # sections that the tree does not have
 ENV_KWARGS = "env.env_kwargs."
@@ -165,11 +157,8 @@ def defaults(environment: str) -> dict[str, Any]:
     values: dict[str, Any] = dict(INHERITED)
     for spec in KEYS.values():
         values |= spec.tree_values(spec.default)
-    values["es_manager.train.env_configs.tags"] = [start.tag]
-    values["es_manager.val.env_configs.tags"] = [start.tag]
-    values["es_manager.format_penalty"] = start.format_penalty
-    values["sft.env_type"] = environment
-    return values
+    values |= {f"es_manager.{split}.env_configs.tags": [start.tag] for split in ("train", "val")}
+    return values | {"es_manager.format_penalty": start.format_penalty, "sft.env_type": environment}
 
 
 def translate(key: str, value: Any, environment: str | None) -> dict[str, Any]:
@@ -209,8 +198,7 @@ def _setting_key(key: str, environment: str | None) -> str:
 # --- values that follow from several keys -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Derived:
+class Derived(NamedTuple):
     """A value that follows from others, why, and the v1 keys it comes from."""
 
     value: Any
@@ -229,10 +217,8 @@ class Known:
 
     def wants(self, target: str, *sources: str) -> bool:
         """Whether to derive the target: with an environment name also from v1 defaults, if it was not typed."""
-        return self.types(*sources) or (self.environment is not None and target not in self.assigned)
-
-    def types(self, *keys: str) -> bool:
-        return any(key in self.typed for key in keys)
+        is_typed = any(source in self.typed for source in sources)
+        return is_typed or (self.environment is not None and target not in self.assigned)
 
     def v1(self, key: str) -> Any:
         return self.typed.get(key, KEYS[key].default)
@@ -240,8 +226,7 @@ class Known:
 
 def derived(known: Known) -> dict[str, Derived]:
     """Tree key -> the value that follows from several keys."""
-    parts = (_micro_batch, _lengths, _steps, _kl_in_reward, _sft_validation)
-    return {key: value for part in parts for key, value in part(known).items()}
+    return _micro_batch(known) | _lengths(known) | _steps(known) | _kl_in_reward(known) | _sft_validation(known)
 
 
 def _micro_batch(known: Known) -> dict[str, Derived]:
@@ -284,15 +269,15 @@ def _steps(known: Known) -> dict[str, Derived]:
 
 def _kl_in_reward(known: Known) -> dict[str, Derived]:
     """v1 moves KL from the loss into the reward; a coefficient of 0 still means no KL."""
-    source, in_force = "training.use_kl_loss", "algorithm.kl_ctrl.kl_coef"
+    source, in_force, v1_coef = "training.use_kl_loss", "algorithm.kl_ctrl.kl_coef", "optimization.kl_coef"
     if known.typed.get(source) is not False:
         return {}
     values = {}
-    if in_force in known.assigned and not known.types("optimization.kl_coef"):
-        coefficient = value_at(known.config, in_force)
+    if in_force in known.assigned and v1_coef not in known.typed:
+        coefficient = known.config.algorithm.kl_ctrl.kl_coef
     else:
         coefficient = known.config.actor_rollout_ref.actor.kl_loss_coef
-        values[in_force] = Derived(coefficient, "optimization.kl_coef", ("optimization.kl_coef",))
+        values[in_force] = Derived(coefficient, v1_coef, (v1_coef,))
     return values | {"algorithm.use_kl_in_reward": Derived(coefficient > 0, f"{source} is false", (source,))}
 
 

@@ -8,19 +8,18 @@ way out. They run only once every value is within its range. `name` turns a key 
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ragen.algo.filter import VALUES
 from ragen.config import derive, devices, keys, model_name
-from ragen.config.ranges import within
 from ragen.config.schema import Config
 from ragen.config.tree import value_at
 from ragen.env.base import Tag
 from ragen.env.registry import make
-from ragen.errors import ConfigError, did_you_mean, nearest_of, one_error, refused, shown
+from ragen.errors import ConfigError, did_you_mean, nearest_of, raise_any, refused, shown
 
 ALL_LINEAR = "all-linear"
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of Llama and Qwen2
@@ -53,19 +52,13 @@ def validate(config: Config, name: Callable[[str], str] = str) -> list[str]:
     reinforces, fine_tunes = config.rl_or_sft != "sft", config.rl_or_sft != "rl"
     checks += [rollout_filter, estimator, rewards, batches, analysis] if reinforces else []
     checks += [fine_tuning] if fine_tunes else []
-    _raise(problem for check in checks for problem in check(Subject(config, name)))
+    raise_any(problem for check in checks for problem in check(Subject(config, name)))
     return list(notes(config)) if reinforces else []
 
 
 def check_ranges(config: Config, name: Callable[[str], str] = str) -> None:
     """Check each value alone: with a config that passes, derived numbers neither divide by zero nor explode."""
-    _raise(_out_of_range(Subject(config, name)))
-
-
-def _raise(problems: Iterable[ConfigError]) -> None:
-    found = list(problems)
-    if found:
-        raise one_error(found)
+    raise_any(_out_of_range(Subject(config, name)))
 
 
 def _out_of_range(tree: Subject) -> Problems:
@@ -73,13 +66,11 @@ def _out_of_range(tree: Subject) -> Problems:
         allowed = spec.metadata.get("range")
         if allowed is not None and tree[key] is not None and not allowed.holds(tree[key]):
             yield tree.refuse("range", key, allowed.text)
-    positive = within(at_least=1)
-    assert positive is not None
     for tag_name, tag in tree.config.custom_envs.items():
         for field in ("max_actions_per_traj", "max_tokens"):
             value = getattr(tag, field)
-            if value is not None and not positive.holds(value):
-                yield refused(f"custom_envs.{tag_name}.{field}", value, positive.text, code="range")
+            if value is not None and value < 1:
+                yield refused(f"custom_envs.{tag_name}.{field}", value, "must be at least 1", code="range")
 
 
 # --- environments and levels --------------------------------------------------------------------------------------
@@ -95,19 +86,15 @@ def environments(tree: Subject) -> Problems:
             message = f"{where}: there is no tag {tag_name}{near or '.'} A new one needs {where}.env_type=…"
             yield ConfigError(message, key=where, code="unknown-tag")
             continue
-        splits = [split for split in ("train", "val") if tag_name in _envs(config, split).env_configs.tags]
+        splits = [split for split in ("train", "val") if tag_name in tree[f"es_manager.{split}.env_configs.tags"]]
         try:
             _try_levels(tag, [(getattr(config.seed, split), split) for split in splits])
         except ValueError as error:
-            yield _environment_problem(str(error), where, tree)
-
-
-def _environment_problem(problem: str, where: str, tree: Subject) -> ConfigError:
-    """A problem with one setting, `env_config.size=0: …`, is reported under the key that the user typed."""
-    setting = re.match(r"env_config\.\w+", problem)
-    key = tree.name(f"{where}.{setting[0]}") if setting else where
-    rest = problem[setting.end() :] if setting else f": {problem}"
-    return ConfigError(f"{key}{rest}", key=key, code="environment")
+            # A problem with one setting, `env_config.size=0: …`, is reported under the key that the user typed.
+            setting = re.match(r"env_config\.\w+", str(error))
+            key = tree.name(f"{where}.{setting[0]}") if setting else where
+            rest = str(error)[setting.end() :] if setting else f": {error}"
+            yield ConfigError(f"{key}{rest}", key=key, code="environment")
 
 
 def _try_levels(tag: Tag, levels: list[tuple[int, str]]) -> None:
@@ -116,15 +103,10 @@ def _try_levels(tag: Tag, levels: list[tuple[int, str]]) -> None:
         env.reset(seed, split)
 
 
-def _envs(config: Config, split: str):
-    return getattr(config.es_manager, split)
-
-
 def groups(tree: Subject) -> Problems:
-    for split in ("train", "val"):
-        envs, where = _envs(tree.config, split), f"es_manager.{split}"
-        tags, sizes = f"{where}.env_configs.tags", f"{where}.env_configs.n_groups"
-        listed, counts, total = envs.env_configs.tags, envs.env_configs.n_groups, tree.name(f"{where}.env_groups")
+    for where in ("es_manager.train", "es_manager.val"):
+        tags, sizes, total = f"{where}.env_configs.tags", f"{where}.env_configs.n_groups", f"{where}.env_groups"
+        listed, counts = tree[tags], tree[sizes]
         for tag in listed:
             if tag not in tree.config.custom_envs:
                 message = f"{tags}: unknown tag {tag}{nearest_of(tag, tree.config.custom_envs)}"
@@ -138,9 +120,10 @@ def groups(tree: Subject) -> Problems:
             yield tree.refuse("group-counts", sizes, why)
         elif min(counts) < 1:
             yield tree.refuse("range", sizes, "each must be at least 1")
-        elif sum(counts) != envs.env_groups:
-            why = f"the sum is {sum(counts)}, but {total} is {envs.env_groups}; set {total}={sum(counts)}"
-            yield tree.refuse("group-counts", sizes, f"{why} or change n_groups")
+        elif sum(counts) != tree[total]:
+            way_out = f"set {tree.name(total)}={sum(counts)} or change n_groups"
+            why = f"the sum is {sum(counts)}, but {tree.name(total)} is {tree[total]}; {way_out}"
+            yield tree.refuse("group-counts", sizes, why)
 
 
 def lengths(tree: Subject) -> Problems:
@@ -162,11 +145,8 @@ def agent(tree: Subject) -> Problems:
 
 def adapters(tree: Subject) -> Problems:
     """An adapter scaled by 0, or on no layer, never learns anything."""
-    for model, where in (
-        ("actor_rollout_ref.model.path", "actor_rollout_ref.model"),
-        ("critic.model.path", "critic.model"),
-        ("sft.training.base_model", "sft.training"),
-    ):
+    for model in ("actor_rollout_ref.model.path", "critic.model.path", "sft.training.base_model"):
+        where = model.rpartition(".")[0]
         rank, alpha, targets = (f"{where}.{part}" for part in ("lora_rank", "lora_alpha", "target_modules"))
         if tree[rank] == 0:
             continue
@@ -178,16 +158,13 @@ def adapters(tree: Subject) -> Problems:
 
 
 def _target_problem(wanted: str | list[str], is_decoder: bool) -> str:
-    """What is wrong with the layers that get adapters, as far as it is known before the model is loaded.
-
-    Text with characters that names do not have is a regular expression.
-    """
+    """What is wrong with the layers that get adapters, as far as it is known before the model is loaded."""
     parts = wanted.split(",") if isinstance(wanted, str) else wanted
     names = [part.strip() for part in parts if part.strip()]
     if not names:
         return f"names no layer; {ALL_LINEAR} means all of them, or name some: [{','.join(LINEAR[:2])}]"
     if isinstance(wanted, str) and not re.fullmatch(r"[\w.,\s-]*", wanted):
-        return ""
+        return ""  # a regular expression
     for part in names:
         if part != ALL_LINEAR and re.sub("[^a-z]", "", part.lower()) == "alllinear":
             return f"did you mean {ALL_LINEAR}?"
@@ -245,9 +222,8 @@ def analysis(tree: Subject) -> Problems:
     mode, only, size = (f"trainer.gradient_analysis_{part}" for part in ("mode", "only", "group_size"))
     if tree[only] and not tree[mode]:
         yield tree.refuse("analysis-mode", only, f"would do nothing: set {mode}=True as well")
-    if tree[mode] and derive.analysis_shape(tree.config)[1] == 1 and _drops_groups_of_one(tree.config):
-        message = f"{size}=1: {_zero_in_groups_of_one(tree)}: nothing would be left to analyse; raise it"
-        yield ConfigError(message, key=size, code="groups-of-one")
+    if tree[mode] and derive.analysis_shape(tree.config)[1] == 1 and (why := _drops_groups_of_one(tree.config)):
+        yield refused(size, 1, f"{why}: nothing would be left to analyse; raise it", code="groups-of-one")
 
 
 def batches(tree: Subject) -> Problems:
@@ -271,35 +247,28 @@ def rollout_filter(tree: Subject) -> Problems:
     fits, takes = VALUES[strategy]
     if not fits(tree[value]):
         yield tree.refuse("filter-value", value, f"{strategy} {takes}")
-    if tree[size] == 1 and _drops_groups_of_one(tree.config):
-        why = f"{_zero_in_groups_of_one(tree)}: nothing would be left; raise it, or set include_zero=True"
-        yield tree.refuse("groups-of-one", size, why)
+    if tree[size] == 1 and (why := _drops_groups_of_one(tree.config)):
+        way_out = "nothing would be left; raise it, or set include_zero=True"
+        yield tree.refuse("groups-of-one", size, f"{why}: {way_out}")
 
 
-def _drops_groups_of_one(config: Config) -> bool:
+def _drops_groups_of_one(config: Config) -> str:
+    """Why the filter drops every group of one; empty where it does not."""
     rollout = config.actor_rollout_ref.rollout
-    spread = rollout.rollout_filter_metric in ("reward_variance", "reward_std", "entropy_variance", "entropy_std")
-    return spread and not rollout.rollout_filter_include_zero
-
-
-def _zero_in_groups_of_one(tree: Subject) -> str:
-    metric = tree[f"{ROLLOUT}.rollout_filter_metric"]
-    return f"{metric} is 0 in groups of one, and rollout_filter_include_zero=False drops these"
+    is_spread = rollout.rollout_filter_metric in ("reward_variance", "reward_std", "entropy_variance", "entropy_std")
+    why = f"{rollout.rollout_filter_metric} is 0 in groups of one, and rollout_filter_include_zero=False drops these"
+    return why if is_spread and not rollout.rollout_filter_include_zero else ""
 
 
 def estimator(tree: Subject) -> Problems:
     chosen, bi_level = tree["algorithm.adv_estimator"], "algorithm.bi_level_gae"
-    for key, needed in (
-        (bi_level, "gae"),
-        ("algorithm.soft_advantage_reweight", "grpo"),
-        ("grpo_advantage_length_weight", "grpo"),
-    ):
+    of_grpo = dict.fromkeys(("algorithm.soft_advantage_reweight", "grpo_advantage_length_weight"), "grpo")
+    for key, needed in {bi_level: "gae", **of_grpo}.items():
         if tree[key] and chosen != needed:
             yield tree.refuse("estimator", key, f"needs algorithm.adv_estimator={needed}, not {chosen}")
     if tree[bi_level] and not tree["agent_proxy.use_turn_scores"]:
-        yield tree.refuse(
-            "turn-scores", bi_level, "needs the reward of each turn: set agent_proxy.use_turn_scores=True"
-        )
+        why = "needs the reward of each turn: set agent_proxy.use_turn_scores=True"
+        yield tree.refuse("turn-scores", bi_level, why)
 
 
 def rewards(tree: Subject) -> Problems:

@@ -89,16 +89,14 @@ def collapsed(history: History, name: str) -> Finding | None:
 
 
 def not_finite(history: History) -> Finding | None:
-    skipped = [key for key in ("actor/nonfinite_samples", "critic/nonfinite_samples") if finite(history.row, key)]
-    if skipped:
-        num = sum(finite(history.row, key) or 0.0 for key in skipped)
+    num = sum(finite(history.row, f"{who}/nonfinite_samples") or 0.0 for who in ("actor", "critic"))
+    if num:
         text = f"an update of {num:.0f} samples was skipped, since its loss or gradient was not finite"
         return Finding(num, 0.0, text, num)
     bad = [key for key, value in history.row.items() if isinstance(value, float) and not math.isfinite(value)]
     if not bad:
         return None
-    num = float(len(bad))
-    return Finding(num, 0.0, f"{bad[0]} is {short(history.row[bad[0]])}", num)
+    return Finding(float(len(bad)), 0.0, f"{bad[0]} is {short(history.row[bad[0]])}", float(len(bad)))
 
 
 def gradient_spike(history: History) -> Finding | None:

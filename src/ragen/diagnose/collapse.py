@@ -39,6 +39,8 @@ TOP = (2, 4, 8)  # retrieval_accuracy@k
 
 Ids = tuple[int, ...]
 Matrix = Sequence[Sequence[float]]  # a row for each reasoning, a column for each prompt
+Turns = Sequence[Sequence["Pair | None"]]  # of each episode; None for a turn without a reasoning
+Stopwatch = Callable[[str], AbstractContextManager[None]]
 
 
 # --- the pairs of a step ------------------------------------------------------------------------------------------
@@ -83,7 +85,7 @@ def thinking_counter(tokenizer: Tokenizer) -> Callable[[Sequence[int]], int]:
 
 
 def pairs_of(groups: Sequence[Group], num_thinking: Callable[[Sequence[int]], int]) -> list[list[Pair | None]]:
-    """The pairs of each episode, turn by turn; None for a turn without a reasoning."""
+    """The pairs of each episode, turn by turn."""
     episodes = [(number, episode) for number, group in enumerate(groups) for episode in group.episodes]
     found: list[list[Pair | None]] = []
     for index, (group, episode) in enumerate(episodes):
@@ -97,7 +99,7 @@ def pairs_of(groups: Sequence[Group], num_thinking: Callable[[Sequence[int]], in
     return found
 
 
-def counts(pairs_E: Sequence[Sequence[Pair | None]]) -> dict[str, float]:
+def counts(pairs_E: Turns) -> dict[str, float]:
     """How many turns have a reasoning."""
     turns = [pair for episode in pairs_E for pair in episode]
     firsts = [episode[0] for episode in pairs_E if episode]
@@ -122,9 +124,7 @@ class Samples:
     own: tuple[int, ...]
 
 
-def first_turns(
-    pairs_E: Sequence[Sequence[Pair | None]], num_samples: int | str, draws: Sequence[Coordinate]
-) -> Samples:
+def first_turns(pairs_E: Turns, num_samples: int | str, draws: Sequence[Coordinate]) -> Samples:
     """First turns without replacement. One prompt per group, even if two groups have the same."""
     firsts = [episode[0] for episode in pairs_E if episode and episode[0] is not None]
     num = _number(num_samples, len(firsts))
@@ -137,13 +137,8 @@ def first_turns(
     return Samples(pairs, tuple(prompts.values()), tuple(column[pair.group] for pair in pairs))
 
 
-def trajectory_uniform(
-    pairs_E: Sequence[Sequence[Pair | None]], num_samples: int | str, draws: Sequence[Coordinate]
-) -> Samples:
-    """Draw an episode, then one of its turns with a reasoning, with replacement. Every draw adds a prompt.
-
-    A draw of an episode without any reasoning is skipped.
-    """
+def trajectory_uniform(pairs_E: Turns, num_samples: int | str, draws: Sequence[Coordinate]) -> Samples:
+    """Draw an episode, then one of its turns with a reasoning (if it has any), with replacement; a prompt for each."""
     drawn = []
     for draw in range(_number(num_samples, sum(map(len, pairs_E)))):
         episode = pairs_E[int(uniform(TRAJECTORY, *draws, draw, "episode") * len(pairs_E))]
@@ -211,13 +206,11 @@ def retrieval(matrix: Matrix, samples: Samples) -> dict[str, float]:
     chance = fmean(copies) / num
     metrics = {}
     for k, at in ((1, ""), *((k, f"@{k}") for k in TOP)):
-        hits = [
-            _chance_in_top(row, own, copied, min(k, num))
-            for row, own, copied in zip(matrix, samples.own, copies, strict=True)
-        ]
-        metrics[f"retrieval_accuracy{at}"] = fmean(hits)
+        rows = zip(matrix, samples.own, copies, strict=True)
+        hit_rate = fmean(_chance_in_top(row, own, copied, min(k, num)) for row, own, copied in rows)
+        metrics[f"retrieval_accuracy{at}"] = hit_rate
         metrics[f"retrieval_chance_level{at}"] = min(1.0, chance * k)
-        metrics[f"retrieval_above_chance{at}"] = fmean(hits) - min(1.0, chance * k)
+        metrics[f"retrieval_above_chance{at}"] = hit_rate - min(1.0, chance * k)
     return metrics
 
 
@@ -271,9 +264,7 @@ REGIMES = {  # (entropy is low, information is low)
 
 
 def regime(
-    metrics: Mapping[str, float],
-    first: Mapping[str, float] | None = None,
-    thresholds: RegimeThresholds = THRESHOLDS,
+    metrics: Mapping[str, float], first: Mapping[str, float] | None = None, thresholds: RegimeThresholds = THRESHOLDS
 ) -> Regime | None:
     """The regime of a step's metrics, None if the step was not measured.
 
@@ -292,15 +283,9 @@ def regime(
     information_threshold = max(
         thresholds.bound_share * metrics[f"{label}/mi_upper_bound"], thresholds.information_share * start_information
     )
-    return Regime(
-        REGIMES[entropy < entropy_threshold, information < information_threshold],
-        entropy,
-        entropy_threshold,
-        information,
-        information_threshold,
-        stderr,
-        abs(information - information_threshold) > thresholds.num_stderr * stderr,
-    )
+    name = REGIMES[entropy < entropy_threshold, information < information_threshold]
+    is_clear = abs(information - information_threshold) > thresholds.num_stderr * stderr
+    return Regime(name, entropy, entropy_threshold, information, information_threshold, stderr, is_clear)
 
 
 # --- in a run -----------------------------------------------------------------------------------------------------
@@ -327,13 +312,7 @@ class CollapseWatch:
     def is_due(self, step: int) -> bool:
         return self.is_on and (step == 1 or step % self.config.collapse_detection.compute_freq == 0)
 
-    def measure(
-        self,
-        step: int,
-        groups: Sequence[Group],
-        model: LanguageModel,
-        clock: Callable[[str], AbstractContextManager[None]],
-    ) -> dict[str, float]:
+    def measure(self, step: int, groups: Sequence[Group], model: LanguageModel, clock: Stopwatch) -> dict[str, float]:
         """The metrics of all groups of a step that is due; all workers take part and get the same."""
         if not self.is_due(step):
             return {}
@@ -351,12 +330,7 @@ class CollapseWatch:
         return metrics
 
     def _measure(
-        self,
-        step: int,
-        label: str,
-        take: Callable[..., Samples],
-        pairs_E: Sequence[Sequence[Pair | None]],
-        model: LanguageModel,
+        self, step: int, label: str, take: Callable[..., Samples], pairs_E: Turns, model: LanguageModel
     ) -> dict[str, float]:
         from ragen.diagnose.cross_score import cross_log_probs
 
@@ -364,14 +338,8 @@ class CollapseWatch:
         samples = take(pairs_E, detection.num_samples, (self.config.seed.train, step))
         if len(samples.prompts) < 2:
             raise ValueError(f"needs two prompts with a reasoning, found {len(samples.prompts)}")
-        log_probs = cross_log_probs(
-            model,
-            samples.prompts,
-            [pair.reasoning for pair in samples.pairs],
-            rollout.temperature,
-            detection.micro_batch_size,
-            self.workers,
-        )
+        reasonings, max_pairs = [pair.reasoning for pair in samples.pairs], detection.micro_batch_size
+        log_probs = cross_log_probs(model, samples.prompts, reasonings, rollout.temperature, max_pairs, self.workers)
         before = self.averages.get(label, {})
         metrics = metrics_of(log_probs, samples, detection.std_eps, detection.ema_decay, before)
         self.averages[label] = {name: value for name, value in metrics.items() if name.startswith("marginal_std_ema")}

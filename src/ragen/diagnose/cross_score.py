@@ -106,16 +106,12 @@ def _columns(
             wanted = torch.cat([attend.prompt_ends, wanted])
         hidden = model.hidden(torch.tensor(ids, device=device), attend.positions, attend, wanted)
         if number == 0:
-            sums += _first_tokens(model, hidden[: len(prompts)], rows, temperature).cpu()
+            after_prompts = _log_softmax(model.logits(hidden[: len(prompts)]), temperature)
+            sums += after_prompts[:, [row[0] for row in rows]].double().cpu()
             hidden = hidden[len(prompts) :]
         log_probs = _log_probs(model, hidden, torch.tensor(targets, dtype=torch.int64, device=device), temperature)
         sums[:, indices] += attend.sum_by_pair(log_probs).view(len(prompts), len(chunk)).cpu()
     return sums.tolist()
-
-
-def _first_tokens(model: LanguageModel, hidden: Tensor, rows: Sequence[Ids], temperature: float) -> Tensor:
-    """log p of each row's first token, from the last hidden state of each prompt."""
-    return _log_softmax(model.logits(hidden), temperature)[:, [row[0] for row in rows]].double()
 
 
 def _log_probs(model: LanguageModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:

@@ -63,18 +63,18 @@ class EarlyStop:
             raise ValueError(f"the metrics of a step must include {REWARD_STD}, whatever the filter's metric")
         if num_kept == 0:
             self.num_empty += 1
-            return self._empty()
+            if 0 < self.rules.empty_steps <= self.num_empty:
+                return self._stop(EMPTY, f"the filter kept no group in {self.num_empty} consecutive steps")
+            return None
         self.num_empty = 0
         return self._variance(float(metrics[REWARD_STD]))
 
     def after_validation(self, metrics: Mapping[str, float]) -> str | None:
         """The rule that holds now, if any. Each tag counts separately."""
-        low = {}
-        for key, value in metrics.items():
-            if _SUCCESS_KEY.fullmatch(key):
-                low[key] = float(value)
-                self.num_low[key] = self.num_low.get(key, 0) + 1 if value < self.rules.least_success else 0
-        for key, value in low.items():
+        successes = {key: float(value) for key, value in metrics.items() if _SUCCESS_KEY.fullmatch(key)}
+        for key, value in successes.items():
+            self.num_low[key] = self.num_low.get(key, 0) + 1 if value < self.rules.least_success else 0
+        for key, value in successes.items():
             if self.num_low[key] >= self.rules.num_validations:
                 return self._stop(
                     SUCCESS,
@@ -111,11 +111,6 @@ class EarlyStop:
         self.num_empty = int(state["num_empty"])
         self.first_stds, self.last_stds = list(state["first_stds"]), list(state["last_stds"])
         self.num_low = dict(state["num_low"])
-
-    def _empty(self) -> str | None:
-        if 0 < self.rules.empty_steps <= self.num_empty:
-            return self._stop(EMPTY, f"the filter kept no group in {self.num_empty} consecutive steps")
-        return None
 
     def _variance(self, std: float) -> str | None:
         rules = self.rules

@@ -6,10 +6,8 @@
     after.measured["all"].norms["task"], after.measured["bucket_1"].snr, after.between["bucket_1", "bucket_2"]
 
 `passes_of(group)` yields, for each part of the group, the losses of its terms from one forward pass; each is
-differentiated separately. So the sweep costs one forward pass and one backward pass per term: for three terms 7 units
-of compute, if a forward pass is 1 and a backward pass 2, or 2.3 times a training pass. With gradient checkpointing each
-backward pass recomputes the activations: 10 units, 2.5 times such a training pass. Everything else (`all`, cosines,
-signal and noise) is computed from the sums.
+differentiated separately: one forward pass, and one backward pass per term. Everything else (`all`, cosines, signal and
+noise) is computed from the sums.
 
 **Weights.** The loss of a set of tokens is a weighted sum with the weights of that set: a bucket's gradient is the one
 that an update on this bucket alone would follow. The count c of a set is the divisor of its weights: tokens for
@@ -35,13 +33,9 @@ snr = 1 * 5 / (2 * 5 - 5) = 1. It is 0 where there is no gradient at all, and No
 **Cosines** compare terms as the loss has them: above 0, both move the weights the same way. With a zero gradient they
 are 0.
 
-**Memory.** A gradient of N weights in float32 takes 4 N bytes: 12.4 GB for the 3.1 billion of Qwen2.5-3B. With k terms
-there are k sums for the current bucket, k for `all`, and one for the current group: 7 for three terms, 86 GB. For
-the cosines between buckets, the task gradient of every finished bucket stays in the type of the weights: 6 of 6.2 GB in
-bf16. A second `Sums` needs all of this again. Sums that every pass touches are allocated first. A sum is on the device
-if there is room for two of its size and an eighth of the memory stays free for activations, else in main memory. Only
-the first worker holds `all` and what is compared. On an H200 with 3.1 billion weights, three terms and gradient
-checkpointing, a sweep took 3.1 training passes with all sums on the device; each sum in main memory added 3 to 4 s.
+**Memory.** A sum is on the device if there is room for two of its size and an eighth of the memory stays free for
+activations, else in main memory; sums that every pass touches are allocated first. Only the first worker holds `all`
+and what is compared. docs/guide_gradient_analysis.md has sizes and times.
 """
 
 import math
@@ -97,7 +91,7 @@ BUCKETINGS: dict[str, Callable[[Sequence[float], int], Buckets]] = {"quantile": 
 # --- sums ---------------------------------------------------------------------------------------------------------
 
 
-class Loss(NamedTuple):
+class TermLoss(NamedTuple):
     """A term on a part of a group, with the weights of the group."""
 
     term: str
@@ -107,7 +101,7 @@ class Loss(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class BucketGradient:
     """The measurements of a bucket."""
 
     num_groups: int
@@ -143,7 +137,7 @@ class Sums:
     terms: Sequence[str]
     parameters: Sequence[Tensor]
     workers: Workers = ALONE
-    measured: dict[str, Measured] = field(default_factory=dict)
+    measured: dict[str, BucketGradient] = field(default_factory=dict)
     between: dict[tuple[str, str], float] = field(default_factory=dict)
     total: dict[str, Vector] = field(default_factory=dict)  # of `all`, by term; on the first worker only
 
@@ -162,13 +156,9 @@ class Sums:
         device = device_for(num_bytes, self.workers.device)
         return [torch.zeros(parameter.shape, dtype=torch.float32, device=device) for parameter in self.parameters]
 
-    def _share(self, group: int) -> float:
-        """The weight of a group in its bucket."""
-        return self.counts_G[group] / self.count[self.bucket_of[group]]
-
     def add(self, group: int, term: str, gradient: Sequence[Tensor | None], value: Tensor) -> None:
         """Add the gradient of one pass over a part of the group."""
-        share = self._share(group)
+        share = self.counts_G[group] / self.count[self.bucket_of[group]]  # the weight of the group in its bucket
         add_to(self.group if term == TASK else self.bucket[term], gradient, share)
         self.numbers.losses[term] += share * float(value)
 
@@ -216,11 +206,11 @@ class Sums:
         }
         self.kept = {}
 
-    def _measure(self, vectors: Mapping[str, Vector], numbers: _Numbers, num_groups: int) -> Measured:
+    def _measure(self, vectors: Mapping[str, Vector], numbers: _Numbers, num_groups: int) -> BucketGradient:
         matrix = products([vectors[term] for term in self.terms], self.workers.device)
         row = {term: index for index, term in enumerate(self.terms)}
         squares = {term: matrix[index][index] for term, index in row.items()}
-        return Measured(
+        return BucketGradient(
             num_groups,
             norms={term: math.sqrt(square) for term, square in squares.items()},
             losses=dict(numbers.losses),
@@ -243,14 +233,14 @@ def sweep(
     parameters: Sequence[Tensor],
     order: Iterable[int],
     sums: Mapping[str, Sums],
-    passes_of: Callable[[int], Iterator[Sequence[Loss]]],
+    passes_of: Callable[[int], Iterator[Sequence[TermLoss]]],
     workers: Workers = ALONE,
 ) -> None:
     """Process the groups in an order that keeps each bucket of all sums contiguous; workers take turns."""
     left = {name: {bucket: len(groups) for bucket, groups in part.buckets.items()} for name, part in sums.items()}
     for turn, group in enumerate(order):
         if turn % workers.size == workers.rank:
-            _differentiate(parameters, group, sums, passes_of)
+            _differentiate(parameters, sums, group, passes_of(group))
         for name, part in sums.items():
             bucket = part.bucket_of.get(group)
             if bucket is not None:
@@ -260,12 +250,9 @@ def sweep(
 
 
 def _differentiate(
-    parameters: Sequence[Tensor],
-    group: int,
-    sums: Mapping[str, Sums],
-    passes_of: Callable[[int], Iterator[Sequence[Loss]]],
+    parameters: Sequence[Tensor], sums: Mapping[str, Sums], group: int, passes: Iterable[Sequence[TermLoss]]
 ) -> None:
-    for losses in passes_of(group):
+    for losses in passes:
         for number, loss in enumerate(losses, start=1):
             # All terms use the graph of the forward pass: only the last one may free it.
             gradient = torch.autograd.grad(loss.total, parameters, retain_graph=number < len(losses), allow_unused=True)

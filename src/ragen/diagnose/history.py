@@ -61,9 +61,6 @@ class Limits:
     quiet_steps: int = 5  # a warning that returns within this many steps continues
 
 
-# --- quantities ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Quantity:
     """A number of a step, or None if not measured."""
@@ -188,6 +185,5 @@ class History:
             return False
         start = fmean(self.values["success"][: limits.num_start])
         present = self.now("success", limits.num_recent)
-        return present >= min(start + limits.learned_gain, limits.solved) and present >= (
-            limits.kept_share * self.best_success
-        )
+        has_risen = present >= min(start + limits.learned_gain, limits.solved)
+        return has_risen and present >= limits.kept_share * self.best_success

@@ -18,10 +18,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 from ragen.agent.parse import TAGS
-from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
+from ragen.engine.base import Conversation, Sampled, Sampling
 from ragen.errors import ConfigError
 from ragen.evaluate.client import WRONG_KEY, BudgetSpent, Client, Refused, TransientError, Unanswered, run_async
 
@@ -44,9 +45,6 @@ TOO_LONG = ("context_length_exceeded", "context length", "context size", "too ma
 SERVER_LIMIT = re.compile(r"context(?: length| size)?(?: is| of)? \(?(\d+)")  # in a refusal
 CHARACTERS_A_TOKEN = 3  # where a server does not count: rather too many tokens than too few
 MAX_COUNT_DIGITS = 12  # a longer count is nonsense
-
-
-# --- an answer ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -93,22 +91,18 @@ def _count(value: Any) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= MAX_COUNT_DIGITS else None
 
 
-# --- a chat as characters -----------------------------------------------------------------------------------------
-
-
-class CharacterTokenizer:
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        return "".join(chr(id_) for id_ in ids if id_ <= LAST_CHARACTER)
-
-
 class CharacterChat:
-    """Does for a server what `agent.template.ChatTemplate` does for a model with a tokenizer."""
+    """Does for a server what `agent.chat_template.ChatTemplate` does for a model with a tokenizer."""
 
     end_of_turn_id = END
     special_tokens: tuple[str, ...] = ()
 
-    def __init__(self) -> None:
-        self.tokenizer = CharacterTokenizer()
+    @property
+    def tokenizer(self) -> "CharacterChat":
+        return self
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return "".join(chr(id_) for id_ in ids if id_ <= LAST_CHARACTER)
 
     def opening_ids(self, system_text: str, user_text: str, reply_prefix: str) -> list[int]:
         return [SYSTEM, *map(ord, system_text), END, *self.delta_ids(user_text, reply_prefix)]
@@ -122,20 +116,11 @@ class CharacterChat:
 
 def messages_of(ids: Sequence[int]) -> list[dict[str, str]]:
     """The messages that tokens of a `CharacterChat` stand for; the last one is the opening of the reply."""
-    messages: list[dict[str, str]] = []
-    for id_ in ids:
-        if id_ in ROLES:
-            messages.append({"role": ROLES[id_], "content": ""})
-            text: list[str] = []
-        elif id_ <= LAST_CHARACTER:
-            text.append(chr(id_))
-        if id_ == END:
-            messages[-1]["content"] = "".join(text)
-    messages[-1]["content"] = "".join(text)
-    return messages
-
-
-# --- the engine ---------------------------------------------------------------------------------------------------
+    starts = [index for index, id_ in enumerate(ids) if id_ in ROLES]
+    decode = CharacterChat().decode
+    return [
+        {"role": ROLES[ids[start]], "content": decode(ids[start:stop])} for start, stop in pairwise([*starts, len(ids)])
+    ]
 
 
 class ServedConversation(Conversation, Protocol):
@@ -163,28 +148,23 @@ class ServerEngine:
         self.has_played = False  # whether this server has completed episodes before
         self._has_answered = self._heeds_prefill = self._heeds_stops = False
 
-    def learn_from(self, other: "ServerEngine") -> None:
-        """Take over what is known about the server."""
-        for name in ("prefill", "stops", "limit_name", "_has_answered", "_heeds_prefill", "_heeds_stops"):
-            setattr(self, name, getattr(other, name))
-
     def run(
         self,
         conversations: Sequence[ServedConversation],
         sampling: Sampling,
         on_finished: Callable[[int], None] = lambda count: None,
     ) -> None:
+        slots = asyncio.Semaphore(self.concurrency)
+
+        async def run_one(conversation: ServedConversation) -> None:
+            async with slots:
+                try:
+                    await self._carry(conversation, sampling)
+                    on_finished(1)
+                except BudgetSpent:
+                    self.num_left += 1
+
         async def run_all() -> None:
-            slots = asyncio.Semaphore(self.concurrency)
-
-            async def run_one(conversation: ServedConversation) -> None:
-                async with slots:
-                    try:
-                        await self._carry(conversation, sampling)
-                        on_finished(1)
-                    except BudgetSpent:
-                        self.num_left += 1
-
             async with asyncio.TaskGroup() as tasks:
                 for conversation in conversations:
                     tasks.create_task(run_one(conversation))
@@ -200,8 +180,9 @@ class ServerEngine:
         while (prompt := conversation.prompt()) is not None:
             held = [*held, *prompt.ids] if prompt.continues else list(prompt.ids)
             num_known = num_known if prompt.continues else 0
+            messages = messages_of(held)
             try:
-                answer = await self._ask(held, prompt, sampling)
+                answer = await self._ask(messages, prompt.draw_key, sampling)
             except Unanswered as error:
                 return conversation.fail(str(error))
             except Refused as error:
@@ -214,15 +195,14 @@ class ServerEngine:
                 return conversation.cut()
             if answer.reason in NO_REPLY:
                 return conversation.fail(f"a reply that ended by {answer.reason}")
-            reply = self._reply(answer, messages_of(held)[-1]["content"], sampling)
+            reply = self._reply(answer, messages[-1]["content"], sampling)
             conversation.count(answer.num_reply_tokens)
             conversation.take(reply)
             held += reply.ids
         return None
 
     def _end_too_long(self, conversation: ServedConversation, said: str, num_known: int, sampling: Sampling) -> None:
-        """A prompt beyond our own limit ends the episode. A lower limit of the server is a wrong setting: it would
-        drop the long episodes alone, and the rest is not a fair sample of the levels."""
+        """A prompt beyond our limit ends the episode. A server with a lower one would drop only the long episodes."""
         ours = self.max_prompt_tokens + sampling.max_tokens
         found = SERVER_LIMIT.search(said.lower())
         if num_known > self.max_prompt_tokens or (found and int(found[1]) >= ours):
@@ -241,12 +221,12 @@ class ServerEngine:
         if error.status == 404 or not (self._has_answered or self.has_played):
             raise ConfigError(f"{self.client.base} refuses the request for model {self.model}: {error}") from error
 
-    async def _ask(self, held: Sequence[int], prompt: Prompt, sampling: Sampling) -> Answer:
+    async def _ask(self, messages: list[dict[str, str]], draw_key: int, sampling: Sampling) -> Answer:
         """The server's answer. A feature that it refuses is not sent again."""
-        opening, guesses = messages_of(held)[-1]["content"], False
+        guesses = False
         while True:
             features = (False, False, self.limit_name) if guesses else self._features
-            body = self._body(held, prompt, sampling, features)
+            body = self._body(messages, draw_key, sampling, features)
             try:
                 answer = await self.client.post("/chat/completions", body, read_answer)
             except Refused as error:
@@ -254,24 +234,27 @@ class ServerEngine:
                 continue
             guesses = False
             self.client.budget.num_tokens += num_tokens(body["messages"], answer)
-            self._keep_to(features)
-            if not self._was_ignored(answer, opening, sampling, features):
+            if not self._has_answered:  # the server refuses what its first answer came without
+                self._has_answered = True
+                self._drop(not features[0], not features[1])
+            if not self._was_ignored(answer, messages[-1]["content"], sampling, features):
                 return answer
 
     @property
     def _features(self) -> Features:
         return self.prefill, self.stops, self.limit_name
 
-    def _body(self, held: Sequence[int], prompt: Prompt, sampling: Sampling, features: Features) -> dict[str, Any]:
+    def _body(
+        self, messages: list[dict[str, str]], draw_key: int, sampling: Sampling, features: Features
+    ) -> dict[str, Any]:
         prefill, stops, limit_name = features
-        messages = messages_of(held)
         body = {
             "model": self.model,
             "messages": messages if prefill else messages[:-1],
             limit_name: sampling.max_tokens,
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": 1.0 if sampling.greedy else sampling.top_p,
-            "seed": prompt.draw_key - (1 << 64) if prompt.draw_key >= 1 << 63 else prompt.draw_key,
+            "seed": draw_key - (1 << 64) if draw_key >= 1 << 63 else draw_key,
         }
         if sampling.top_k >= 1 and not sampling.greedy:
             body["top_k"] = sampling.top_k
@@ -282,8 +265,7 @@ class ServerEngine:
         return body
 
     def _guesses_after(self, error: Refused, tried: Features, guessed: bool) -> bool:
-        """Drop the features that the message names. If it names none, whether to try without any of them; raises the
-        error where they cannot be the reason."""
+        """Drop the features that it names; if none, whether to try without any. Raises it if they cannot be why."""
         text = str(error).lower()
         if error.status not in (400, 422) or any(phrase in text for phrase in TOO_LONG):
             raise error
@@ -298,30 +280,21 @@ class ServerEngine:
             raise error
         return not self._has_answered  # else another conversation has found out
 
-    def _keep_to(self, answered: Features) -> None:
-        """The server refuses what its first answer came without."""
-        if not self._has_answered:
-            self._has_answered = True
-            self._drop(not answered[0], not answered[1])
-
     def _drop(self, prefill: bool, stops: bool) -> None:
         self.was_refused += ["prefill"] * (self.prefill and prefill) + ["stop text"] * (self.stops and stops)
         self.prefill &= not prefill
         self.stops &= not stops
 
     def _was_ignored(self, answer: Answer, opening: str, sampling: Sampling, tried: Features) -> bool:
-        """Whether the server accepts a feature and ignores it, as its first replies show; then the request is repeated.
-
-        A reply that begins with the opening did not continue it; an empty one shows nothing. A reply that ends inside
-        its answer has lost the stop text, unless the server says why it stopped: then the model itself ended there.
-        """
+        """Whether the server ignores a feature, as its first replies show; then the request is repeated."""
         if tried[:2] != (self.prefill, self.stops):
             return True  # another conversation has found out
         ignores_prefill = ignores_stops = False
-        if self.prefill and answer.text.strip() and not self._heeds_prefill:
+        if self.prefill and answer.text.strip() and not self._heeds_prefill:  # an empty reply shows nothing
             ignores_prefill = answer.text.lstrip().startswith(opening)
             self._heeds_prefill = not ignores_prefill
         if self.stops and sampling.stop_at_answer and not self._heeds_stops:
+            # A reply that ends inside its answer has lost the stop text, unless the server says why it stopped.
             self._heeds_stops = ANSWER_END in answer.text or answer.tells_stop
             is_open = ANSWER_START in opening + answer.text and answer.reason not in (*CUT_OFF, *NO_REPLY)
             ignores_stops = is_open and not self._heeds_stops

@@ -102,6 +102,8 @@ class Client:
         note: Callable[[str], None] = lambda text: None,
         jitter: Callable[[], float] = random.random,
     ):
+        import httpx
+
         self.base, self.key = base.rstrip("/"), key
         self.patience_s, self.timeout_s = patience_s, timeout_s
         self.budget = Budget() if budget is None else budget
@@ -110,7 +112,14 @@ class Client:
         self._outage: float | None = None  # since when nothing was answered
         self._noted_outage: float | None = None
         self._noted: dict[str, float] = {}  # kind of trouble -> time of the last note
-        self._http = _http_client(self.base, key)
+        headers = {"Content-Type": "application/json", "User-Agent": "ragen", "Accept-Encoding": "identity"}
+        self._http = httpx.AsyncClient(
+            headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
+            timeout=None,  # see `_send`
+            limits=httpx.Limits(max_keepalive_connections=0),  # a kept connection may be closed when it is used again
+            trust_env=urlsplit(base).hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy to this machine
+            verify=ssl.create_default_context(),  # the certificates of the system
+        )
 
     async def post(
         self, path: str, body: Mapping[str, Any], read: Callable[[dict[str, Any]], Any] = lambda answer: answer
@@ -123,21 +132,17 @@ class Client:
 
         first_failure = math.inf
 
-        def wait(state: Any) -> float:
-            return self._pause(state.attempt_number - 1, state.outcome.exception().retry_after)
-
         def stop(state: Any) -> bool:
             nonlocal first_failure
             now = time.monotonic()
             first_failure = min(first_failure, now)
             return self._is_over(state.outcome.exception(), first_failure, now, state.upcoming_sleep)
 
-        attempts = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(TransientError),
-            wait=wait,
-            stop=stop,
-            sleep=self.sleep,
-        )
+        def wait(state: Any) -> float:
+            return self._pause(state.attempt_number - 1, state.outcome.exception().retry_after)
+
+        is_retried = tenacity.retry_if_exception_type(TransientError)
+        attempts = tenacity.AsyncRetrying(retry=is_retried, wait=wait, stop=stop, sleep=self.sleep)
         answer: Any = await attempts(self._attempt, path, json.dumps(body).encode(), read)
         self._outage = None
         return answer
@@ -166,8 +171,6 @@ class Client:
         if outage != self._noted_outage and now - self._noted.get(kind, -NOTE_EVERY_S) >= NOTE_EVERY_S:
             self._noted_outage, self._noted[kind] = outage, now
             self.note(f"{self.base}: {trouble}; retrying for up to {self.patience_s:g} s")
-
-    # --- one attempt --------------------------------------------------------------------------------------------
 
     async def _attempt(self, path: str, content: bytes, read: Callable[[dict[str, Any]], Any]) -> Any:
         self.budget.take()
@@ -258,19 +261,6 @@ def _root_cause(error: Any) -> BaseException:
     while error.__cause__ or error.__context__ or isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
     return error
-
-
-def _http_client(base: str, key: str) -> "httpx.AsyncClient":
-    import httpx
-
-    headers = {"Content-Type": "application/json", "User-Agent": "ragen", "Accept-Encoding": "identity"}
-    return httpx.AsyncClient(
-        headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
-        timeout=None,  # see `_send`
-        limits=httpx.Limits(max_keepalive_connections=0),  # a kept connection may be closed when it is used again
-        trust_env=urlsplit(base).hostname not in ("localhost", "127.0.0.1", "::1"),  # no proxy leads to this machine
-        verify=ssl.create_default_context(),  # the certificates of the system
-    )
 
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:

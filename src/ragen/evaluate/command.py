@@ -23,7 +23,7 @@ from ragen.evaluate.models import LocalModel, Model, ServerModel
 from ragen.evaluate.setting import Setting, Wanted, settings
 from ragen.extras import require
 from ragen.invocation_dir import from_caller
-from ragen.store.locate import is_path
+from ragen.store.lineage import is_path
 
 FRESH = "--fresh"
 STATUSES = {"finished": 0, "failed": 1, "stopped": 3}
@@ -114,17 +114,19 @@ def _from_caller(argument: str, caller: str) -> str:
 
 def _is_override(argument: str) -> bool:
     """`key=value` or `~key`; a path with `=` in it is a path."""
-    return (argument.startswith("~") and "/" not in argument) or (
-        "=" in argument and "/" not in argument.partition("=")[0]
-    )
+    key, equals, _ = argument.partition("=")
+    return "/" not in key and bool(equals or key.startswith("~"))
 
 
 def read(options: argparse.Namespace) -> tuple[Wanted, list[str]]:
     """The options, and the overrides."""
     names = [argument for argument in options.arguments if not _is_override(argument)]
     overrides = [argument for argument in options.arguments if _is_override(argument)]
+    if (options.api_base is None) != (not options.api_model):
+        raise ConfigError("--api-base URL and --api-model NAME belong together")
     local = [model for name in names for model in _local_models(name, options.dry_run)]
-    players: list[Model] = [*(models.with_bases(local) if options.with_base else local), *_server_models(options)]
+    players: list[Model] = [*models.with_bases(local)] if options.with_base else [*local]
+    players += [ServerModel(options.api_base.rstrip("/"), name, options.api_key_env) for name in options.api_model]
     if not players:
         raise ConfigError("name a model: pocket, a directory, a checkpoint, or --api-base URL --api-model NAME")
     _check_numbers(options)
@@ -143,9 +145,8 @@ def read(options: argparse.Namespace) -> tuple[Wanted, list[str]]:
 
 def _filled(kind: type, options: argparse.Namespace, **values: Any) -> Any:
     """A dataclass whose fields, but for `values`, are the options of the same names."""
-    return kind(
-        **{spec.name: getattr(options, spec.name) for spec in fields(kind) if spec.name not in values}, **values
-    )
+    names = [spec.name for spec in fields(kind) if spec.name not in values]
+    return kind(**{name: getattr(options, name) for name in names}, **values)
 
 
 def _local_models(name: str, dry_run: bool) -> list[LocalModel]:
@@ -154,12 +155,6 @@ def _local_models(name: str, dry_run: bool) -> list[LocalModel]:
     if dry_run and not Path(name).exists():
         return [LocalModel(name, f"every run of {name}, which does not exist yet")]
     return models.models_of_experiment(Path(name), lambda text: print(f"note: {text}", file=sys.stderr))
-
-
-def _server_models(options: argparse.Namespace) -> list[Model]:
-    if (options.api_base is None) != (not options.api_model):
-        raise ConfigError("--api-base URL and --api-model NAME belong together")
-    return [ServerModel(options.api_base.rstrip("/"), name, options.api_key_env) for name in options.api_model]
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
@@ -213,8 +208,8 @@ def describe(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespa
 def _run(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespace, resume: str) -> int:
     from rich.console import Console
 
+    from ragen.evaluate.report import print_table
     from ragen.evaluate.run import EvaluationPlan, ServerOptions, evaluate
-    from ragen.evaluate.table import print_table
 
     server = _filled(ServerOptions, options)
     try:

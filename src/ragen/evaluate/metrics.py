@@ -15,7 +15,7 @@ Pure Python.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import comb, sqrt
@@ -82,11 +82,8 @@ def measure(outcomes: Sequence[Outcome], asked: Mapping[int, int] | None = None)
     def known(found: Estimate) -> Estimate:
         return found if lost == won else Estimate(found.value, None, None)
 
-    def means(name: str) -> list[float]:
-        return [fmean(getattr(outcome, name) for outcome in level) for level in levels.values()]
-
-    def sums(name: str) -> list[int]:
-        return [sum(getattr(outcome, name) for outcome in level) for level in levels.values()]
+    def of_levels(name: str, summary: Callable[[Iterable[float]], float] = fmean) -> list[float]:
+        return [summary(getattr(outcome, name) for outcome in level) for level in levels.values()]
 
     has_tokens = all(outcome.num_tokens is not None for outcome in outcomes)
     ks = [k for k in ks_of(won) if any(len(level) >= k for level in wins.values())]
@@ -95,10 +92,10 @@ def measure(outcomes: Sequence[Outcome], asked: Mapping[int, int] | None = None)
         num_episodes=len(outcomes),
         success=between(success_rate),
         pass_at={k: between(partial(pass_rate, k=k)) for k in ks},
-        mean_return=known(mean(means("score"))),
-        turns=known(mean(means("num_turns"), lowest=0.0)),
-        tokens=known(mean(means("num_tokens"), lowest=0.0)) if has_tokens else None,
-        invalid=known(ratio(sums("num_invalid"), sums("num_turns"))),
+        mean_return=known(mean(of_levels("score"))),
+        turns=known(mean(of_levels("num_turns"), lowest=0.0)),
+        tokens=known(mean(of_levels("num_tokens"), lowest=0.0)) if has_tokens else None,
+        invalid=known(ratio(of_levels("num_invalid", sum), of_levels("num_turns", sum))),
     )
 
 
@@ -119,9 +116,6 @@ def completed(wins: Wins, asked: Mapping[int, int] | None, end: bool) -> Wins:
         return wins
     played = {seed: wins.get(seed, []) for seed in asked}
     return {seed: [*level, *[end] * (asked[seed] - len(level))] for seed, level in played.items()}
-
-
-# --- rates --------------------------------------------------------------------------------------------------------
 
 
 def success_rate(wins: Wins) -> Estimate:
@@ -152,7 +146,7 @@ def ks_of(wins: Wins) -> list[int]:
     return sorted({2**power for power in range(most.bit_length())} | {most})
 
 
-def ratio(parts: Sequence[int], wholes: Sequence[int]) -> Estimate:
+def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
     """A share, such as invalid replies of all replies, summed over levels of different size."""
     num, whole = len(parts), sum(wholes)
     value = sum(parts) / whole
@@ -164,9 +158,6 @@ def ratio(parts: Sequence[int], wholes: Sequence[int]) -> Estimate:
         return Estimate(value, *wilson(value * num, num))
     reach = student_t_975(num - 1) * sqrt(spread)
     return Estimate(value, max(0.0, value - reach), min(1.0, value + reach))
-
-
-# --- differences --------------------------------------------------------------------------------------------------
 
 
 def difference(

@@ -22,8 +22,17 @@ from urllib.parse import urlsplit
 from ragen.config.pocket_defaults import NAMES as EMBEDDED
 from ragen.errors import ConfigError
 from ragen.store import manifest
-from ragen.store.lineage import MERGED, holds_model, is_tuning, newest_checkpoint, run_of
-from ragen.store.locate import CHECKPOINT, find_folder, is_path, started_in
+from ragen.store.lineage import (
+    CHECKPOINT,
+    MERGED,
+    find_folder,
+    holds_model,
+    is_path,
+    is_tuning,
+    newest_checkpoint,
+    run_of,
+    started_in,
+)
 from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import read_record, record_path
 
@@ -40,8 +49,7 @@ class LocalModel:
     compared_with: str | None = None  # the name of another model, if that is not the first one
 
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the model: its name; for a directory, the sizes and times of its files and of those of an
-        adapter's base."""
+        """Its name; for a directory, the sizes and times of its files and of those of an adapter's base."""
         folder = Path(self.name).expanduser()
         files = sorted({path for pattern in READ for path in folder.glob(pattern)}) if folder.is_dir() else []
         stats = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in files]
@@ -111,7 +119,7 @@ def local_model(name: str) -> LocalModel:
     folder = Path(name).expanduser()
     if not folder.is_dir():
         if is_path(name):
-            raise ConfigError(f"model {name}: no such directory{_similar(folder)}")
+            raise ConfigError(f"model {name}: directory not found{_similar(folder)}")
         return LocalModel(name, name.rsplit("/", 1)[-1])
     if holds_model(folder):
         is_actor = folder.name == "actor" and CHECKPOINT.fullmatch(folder.parent.name)
@@ -165,10 +173,7 @@ def model_of_run(run: Path) -> LocalModel | None:
 
 
 def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: None) -> list[LocalModel]:
-    """The model of every run of an experiment, which is named by its summary log.
-
-    Runs without one are noted: they are not done, or have saved nothing.
-    """
+    """The model of every run of an experiment, named by its summary log. Runs that have saved none are noted."""
     if not record_path(log).is_file():
         raise ConfigError(f"{log}: not the log of an experiment; `ragen sweep` writes one, with a .json beside it")
     record = read_record(record_path(log))

@@ -44,9 +44,6 @@ BATCH_KEYS = {"input_ids": "ids", "loss_mask": "sampled", "log_probs": "log_prob
 ENDINGS = (".jsonl", ".md", ".html")  # the files of an evaluation
 
 
-# --- an episode as a line -----------------------------------------------------------------------------------------
-
-
 def record_of(
     episode: Episode,
     world: World,
@@ -89,13 +86,11 @@ def is_invalid(turn: Turn) -> bool:
 
 def messages_of(episode: Episode, world: World) -> list[dict[str, str]]:
     """The whole conversation. The message after a reply states its reward, if the prompt style does that at all."""
-    messages = [{"role": "system", "content": episode.system_text}]
-    feedback = ""
+    texts, feedback = [("system", episode.system_text)], ""
     for turn in episode.turns:
-        messages.append({"role": "user", "content": feedback + turn.turn_text})
-        messages.append({"role": "assistant", "content": turn.reply_text})
+        texts += [("user", feedback + turn.turn_text), ("assistant", turn.reply_text)]
         feedback = world.view.prompt.feedback_text(turn.result.reward)
-    return messages
+    return [{"role": role, "content": text} for role, text in texts]
 
 
 def kept(record: Mapping[str, Any], output: Output, has_ids: bool) -> dict[str, Any]:
@@ -108,9 +103,6 @@ def kept(record: Mapping[str, Any], output: Output, has_ids: bool) -> dict[str, 
         parts = [BATCH_KEYS[key] for key in output.keep_batch_keys]
         line["sequences"] = [{part: sequence[part] for part in parts} for sequence in record["sequences"]]
     return line
-
-
-# --- and back -----------------------------------------------------------------------------------------------------
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
@@ -173,13 +165,10 @@ def _action(env: Environment, state: State, stored: int | str) -> Action:
     names = env.action_names(state)
     if stored in names or not names:
         return stored
-    found = [action for action in names if str(action) == stored]
-    if not found:
-        raise ConfigError(f"action {stored!r} is unknown to {type(env).__name__}: the line is of another environment")
-    return found[0]
-
-
-# --- files --------------------------------------------------------------------------------------------------------
+    for action in names:
+        if str(action) == stored:
+            return action
+    raise ConfigError(f"action {stored!r} is unknown to {type(env).__name__}: the line is of another environment")
 
 
 def notes_on(output: Output) -> list[str]:
@@ -211,10 +200,7 @@ def output_path(output: Output, now: datetime) -> Path:
 
 
 def claimed(path: Path, evaluation: str, replaces: bool = False) -> Path:
-    """The path, with a number if another evaluation has it. A hidden file beside it names its evaluation.
-
-    `replaces` takes the path from any other evaluation.
-    """
+    """The path, with a number if another evaluation has it and keeps it. A hidden file beside it names its owner."""
     with _naming(path.parent):
         names = numbered(path, separator="_", before_suffix=True)
         chosen = next(name for name in names if replaces or _is_free(name, evaluation))
@@ -228,12 +214,6 @@ def created(path: Path) -> Path:
         chosen = next_free(path, separator="_", before_suffix=True)
         chosen.touch()
     return chosen
-
-
-def remove_report(path: Path) -> None:
-    """Remove the page and the table of an evaluation whose lines were replaced."""
-    for ending in ENDINGS[1:]:
-        path.with_suffix(ending).unlink(missing_ok=True)
 
 
 def _naming(folder: Path) -> AbstractContextManager[None]:

@@ -113,7 +113,8 @@ class Evaluation:
 
 def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | None = None) -> Evaluation:
     """Play everything, write the lines and the report. On `ConfigError` and `RunFailed` the journal stays."""
-    from ragen.evaluate.page import write_report
+    from ragen.evaluate.report import write_report
+    from ragen.model.load import find_model
 
     note = note or (lambda text: print(text, file=sys.stderr, flush=True))
     output = plan.settings[0].config.output
@@ -125,38 +126,39 @@ def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | Non
         output = replace(output, keep_batch_keys=list(files.BATCH_KEYS))
     with devices.visible(plan.settings[0].config.system.CUDA_VISIBLE_DEVICES):
         games = [_Game(model, setting, plan) for model in plan.wanted.models for setting in plan.settings]
-        _find_models(games, plan)
+        for game in games:  # every model that has to play is found before the first one plays
+            if isinstance(game.model, LocalModel) and (plan.fresh or game.missing):
+                find_model(game.model.name)
         if plan.fresh:  # all at once: if the first model is interrupted, nothing old comes back for the others
             for game in games:
                 with game.journal.opened(fresh=True):
                     pass
         if not output.append_timestamp:
-            path = files.claimed(path, _evaluation_id(games, output, plan.page), plan.replaces)
+            played = [[game.journal.setting for game in games], to_dict(output), plan.page]
+            evaluation = hashlib.sha256(json.dumps(played, sort_keys=True).encode()).hexdigest()
+            path = files.claimed(path, evaluation, plan.replaces)
         budget = Budget(plan.server.max_requests, plan.server.max_tokens)
         for model in plan.wanted.models:
             _play_model(model, [game for game in games if game.model is model], plan, budget, note)
     labels = {model.name: model.label for model in plan.wanted.models if isinstance(model, LocalModel)}
     rows = [row for game in games for row in game.rows(labels.get(game.model.compared_with or "", ""))]
     path = files.created(path) if output.append_timestamp else path
-    json_lines.write(path, _lines(games, output))
+    records = [(record, isinstance(game.model, LocalModel)) for game in games for record in game.records]
+    lines = (
+        files.kept(record | {"custom_id": f"traj_{number}"}, output, has_ids)
+        for number, (record, has_ids) in enumerate(records)
+    )
+    json_lines.write(path, lines)
     report = write_report(path, rows, [game.examples() for game in games], plan.settings) if plan.page else None
-    if plan.replaces and report is None:
-        files.remove_report(path)
+    if plan.replaces and report is None:  # no page of an evaluation whose lines were replaced
+        for ending in files.ENDINGS[1:]:
+            path.with_suffix(ending).unlink(missing_ok=True)
     is_whole = all(row.is_whole for row in rows)
     if is_whole and not plan.keep_journal:
         for game in games:
             game.journal.remove()
     status = "finished" if is_whole else "stopped" if any(row.num_left for row in rows) else "failed"
     return Evaluation(status, rows, path, report)
-
-
-def _lines(games: Sequence["_Game"], output: Any) -> Iterator[dict[str, Any]]:
-    records = [(record, isinstance(game.model, LocalModel)) for game in games for record in game.records]
-    for number, (record, has_ids) in enumerate(records):
-        yield files.kept(record | {"custom_id": f"traj_{number}"}, output, has_ids)
-
-
-# --- a model in a setting -----------------------------------------------------------------------------------------
 
 
 class _Game:
@@ -171,6 +173,9 @@ class _Game:
             for member in range(request.size)
         }
         self.failures: dict[EpisodeKey, str] = {}
+        if self.journal.path.exists():
+            with self.journal.opened():  # to read what was played
+                pass
 
     @property
     def missing(self) -> list[EpisodeKey]:
@@ -185,24 +190,22 @@ class _Game:
         """To read episodes with; the tokenizer of the model is not needed for that."""
         return _worlds(self.setting.config, CharacterChat())
 
-    def rows(self, against: str) -> list[ModelResult]:
-        return [self._row(tag, world, against) for tag, world in self.worlds.items()]
+    def rows(self, against: str) -> Iterator[ModelResult]:
+        label, turns, config = self.model.label, self.setting.max_turn, self.setting.config
+        for tag, world in self.worlds.items():
+            records = [record for record in self.records if record["metadata"]["tag"] == tag]
+            outcomes = tuple(map(outcome_of, records))
+            failures = Counter(reason for key, reason in self.failures.items() if key[0] == tag)
+            asked = Counter(request.seed for request in self.requests.values() if request.tag == tag)
+            reached = baselines_within_budget(world.env, list(asked), self.split, derive.budget(config, tag))
+            measured, notes = measure(outcomes, asked), server_notes(records)
+            yield ModelResult(label, tag, turns, outcomes, measured, asked, failures, reached, notes, against)
 
-    def _row(self, tag: str, world: World, against: str) -> ModelResult:
-        records = [record for record in self.records if record["metadata"]["tag"] == tag]
-        outcomes = tuple(map(outcome_of, records))
-        failures = Counter(reason for key, reason in self.failures.items() if key[0] == tag)
-        asked = Counter(request.seed for request in self.requests.values() if request.tag == tag)
-        reached = baselines_within_budget(world.env, list(asked), self.split, derive.budget(self.setting.config, tag))
-        measured, notes = measure(outcomes, asked), server_notes(records)
-        turns = self.setting.max_turn
-        return ModelResult(self.model.label, tag, turns, outcomes, measured, asked, failures, reached, notes, against)
-
-    def examples(self, each: int = 2) -> list[Episode]:
-        """A few levels won and lost."""
+    def examples(self) -> list[Episode]:
+        """Up to two levels won and two lost."""
         won, lost = ([record for record in self.records if record["success"] is end] for end in (True, False))
         worlds = self.worlds
-        return [files.episode_of(record, worlds[record["metadata"]["tag"]]) for record in won[:each] + lost[:each]]
+        return [files.episode_of(record, worlds[record["metadata"]["tag"]]) for record in won[:2] + lost[:2]]
 
 
 def server_notes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -237,15 +240,6 @@ def identity(model: Model, setting: Setting, split: str, server: ServerOptions) 
     }
 
 
-def _evaluation_id(games: Sequence[_Game], output: Any, page: bool) -> str:
-    """What makes two evaluations the same: one may replace the files of the other."""
-    text = json.dumps([[game.journal.setting for game in games], to_dict(output), page], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-# --- players ------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Player:
     """A model that is ready to play: an engine for a setting, and its chat template."""
@@ -275,22 +269,18 @@ def local_player(model: LocalModel, note: Note = lambda text: None) -> Player:
 
 def _server_player(model: ServerModel, options: ServerOptions, budget: Budget, note: Note) -> Player:
     client = Client(model.base, model.key, options.patience_s, options.timeout_s, budget, note)
-    engines: list[ServerEngine] = []
+    engine = ServerEngine(client, model.name, NO_LIMIT, options.concurrency, options.prefill)
 
-    def make(config: Config) -> ServerEngine:
+    def set_limit(config: Config) -> ServerEngine:
+        """One engine for all settings: what the server refused once it refuses again."""
         rollout = config.actor_rollout_ref.rollout
-        limit = rollout.max_model_len - rollout.response_length
-        engine = ServerEngine(client, model.name, limit, options.concurrency, options.prefill)
-        if engines:  # what the server refused once it refuses again
-            engine.learn_from(engines[-1])
-        engines.append(engine)
+        engine.max_prompt_tokens = rollout.max_model_len - rollout.response_length
         return engine
 
     def notes() -> list[str]:
-        refused = dict.fromkeys(feature for engine in engines for feature in engine.was_refused)
-        return [f"no {feature}" for feature in ([] if options.prefill else ["prefill"]) + list(refused)]
+        return [f"no {feature}" for feature in ([] if options.prefill else ["prefill"]) + engine.was_refused]
 
-    return Player(model, CharacterChat(), make, notes=notes)
+    return Player(model, CharacterChat(), set_limit, notes=notes)
 
 
 def worlds_of(player: Player, config: Config) -> dict[str, World]:
@@ -312,12 +302,9 @@ def max_rows(config: Config) -> int:
     return MAX_ROWS if levels is None else levels * config.es_manager.val.group_size
 
 
-# --- playing ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(kw_only=True)
 class EvaluatedEpisode(PlayedEpisode):
-    """An episode that reports its end, and that may fail."""
+    """An episode that reports its end. A server's engine can count its tokens, cut it off or let it fail."""
 
     on_end: Callable[["EvaluatedEpisode"], None]
     has_ended: bool = False
@@ -336,8 +323,6 @@ class EvaluatedEpisode(PlayedEpisode):
             self.num_tokens.append(len(reply.ids))
         super().take(reply)
 
-    # --- called by a server's engine ------------------------------------------------------------------------------
-
     def count(self, num_tokens: int | None) -> None:
         self.num_tokens.append(num_tokens)
 
@@ -347,18 +332,6 @@ class EvaluatedEpisode(PlayedEpisode):
 
     def fail(self, reason: str) -> None:
         self.failure = reason
-
-
-def _find_models(games: Sequence[_Game], plan: EvaluationPlan) -> None:
-    """Find every model that has to play before the first one plays."""
-    from ragen.model.load import find_model
-
-    for game in games:
-        if game.journal.path.exists():
-            with game.journal.opened():
-                pass
-        if isinstance(game.model, LocalModel) and (plan.fresh or game.missing):
-            find_model(game.model.name)
 
 
 def _play_model(model: Model, games: Sequence[_Game], plan: EvaluationPlan, budget: Budget, note: Note) -> None:

@@ -10,16 +10,15 @@ setting, so that they can be compared. If the first model is what a run began fr
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ragen.config import derive, pocket_defaults, v1
 from ragen.config.compose import Resolved
 from ragen.config.quoting import quoted
-from ragen.config.recipe import compose_recipe
+from ragen.config.recipe import compose_recipe, recipe_of
 from ragen.config.schema import Config
-from ragen.config.tag_defaults import recipe_of
 from ragen.config.tree import leaves
 from ragen.env.base import SPLITS
 from ragen.env.registry import SHORT_NAMES as ENVIRONMENTS
@@ -104,7 +103,7 @@ def settings(wanted: Wanted, overrides: Sequence[str] = ()) -> list[Setting]:
     for max_turn in wanted.max_turns:
         lifted, lifted_notes = _lift(first.config, max_turn, typed)
         resolved = _resolve(wanted, [*lifted, *overrides])
-        found.append(Setting(resolved.config, resolved.start, [*([] if found else notes), *lifted_notes]))
+        found.append(Setting(resolved.config, resolved.start, lifted_notes if found else notes + lifted_notes))
     return found
 
 
@@ -168,9 +167,6 @@ def _tags_and_shares(sizes: Mapping[str, int], options: Mapping[str, Any], overr
     return [*tags, f"{SHARES}=[{','.join(map(str, derive.in_proportion(total, list(sizes.values()))))}]"]
 
 
-# --- a training run -----------------------------------------------------------------------------------------------
-
-
 def _tags_of_run(wanted: Wanted) -> dict[str, int]:
     """Tag -> levels, if the training run decides: nothing else was named, or only what it plays, by tag or game."""
     if wanted.config_name is not None:
@@ -180,29 +176,20 @@ def _tags_of_run(wanted: Wanted) -> dict[str, int]:
     if not wanted.environments:
         return sizes
     sizes = {tag: sum(sizes.values()) for tag in stored.get(TRAINED_TAGS) or []} | sizes
-    named = [_tag_of_run(name, sizes, stored) for name in wanted.environments]
+    games = {name: catalogue()[tag].env_type for name, tag in ENVIRONMENTS.items()}
+    first_of_game = {stored.get(f"custom_envs.{tag}.env_type"): tag for tag in reversed(sizes)}
+    named = [name if name in sizes else first_of_game.get(games.get(name, "")) for name in wanted.environments]
     found = [tag for tag in named if tag is not None]
     _check_distinct(found)
     return {tag: sizes[tag] for tag in found} if found == named else {}
 
 
-def _tag_of_run(name: str, tags: Iterable[str], stored: Mapping[str, Any]) -> str | None:
-    """The tag of a run that a name means: the tag itself, or the first of that game."""
-    if name in tags:
-        return name
-    game = catalogue()[ENVIRONMENTS[name]].env_type if name in ENVIRONMENTS else None
-    return next((tag for tag in tags if stored.get(f"custom_envs.{tag}.env_type", "") == game), None)
-
-
 def _resolve_run(
     wanted: Wanted, tags: Mapping[str, int], options: dict[str, Any], overrides: Sequence[str]
 ) -> Resolved:
-    """The setting of a training run: its stored config is a recipe like any other.
-
-    The config of fine-tuning stays one of fine-tuning: as a config of RL it may not be valid. It names its model by
-    another key.
-    """
+    """The setting of a training run: its stored config is a recipe like any other."""
     model = wanted.deciding_model
+    # A config of fine-tuning stays one: as a config of RL it may not be valid. It names its model by another key.
     is_tuning = wanted.run_config.get(MODE) == "sft" and f"{MODE}=rl" not in overrides
     overrides = [f"{TUNED if is_tuning else 'model_path'}={quoted(model.name)}", *overrides]
     if GROUPS not in _keys(overrides):
@@ -227,9 +214,6 @@ def _note_other_rules(wanted: Wanted, config: Config) -> list[str]:
     ]
 
 
-# --- environments -------------------------------------------------------------------------------------------------
-
-
 def _resolve_environments(wanted: Wanted, options: Mapping[str, Any], overrides: Sequence[str]) -> Resolved:
     """The setting in which the named environments are trained, with the sizes of recipe `eval`."""
     tags = [tag_of(name, wanted.deciding_model) for name in wanted.environments]
@@ -238,13 +222,13 @@ def _resolve_environments(wanted: Wanted, options: Mapping[str, Any], overrides:
     if not _keys(overrides) & set(BATCH_SIZES):
         chosen.append(f"{BATCH_SIZES[0]}=null")  # training has small ones
     found = {tag: _resolve_tag(tag, [f"{TRAINED_TAGS}=[{quoted(tag)}]", *chosen, *overrides]) for tag in tags}
-    first, rules = found[tags[0]], derive.rules(found[tags[0]].config)
+    first, rules = found[tags[0]], vars(derive.rules(found[tags[0]].config))
     for tag in tags[1:]:
-        other = derive.rules(found[tag].config)
+        other = vars(derive.rules(found[tag].config)).items()
         different = [
-            f"{name} is {getattr(rules, name)} for {tags[0]} and {getattr(other, name)} for {tag}"
-            for name in vars(other)
-            if getattr(other, name) != getattr(rules, name)
+            f"{name} is {rules[name]} for {tags[0]} and {value} for {tag}"
+            for name, value in other
+            if value != rules[name]
         ]
         if different:
             raise ConfigError(
@@ -256,10 +240,8 @@ def _resolve_environments(wanted: Wanted, options: Mapping[str, Any], overrides:
 
 
 def _resolve_tag(tag: str, overrides: Sequence[str]) -> Resolved:
-    for environment, start in v1.ENVIRONMENTS.items():
-        if start.tag == tag:
-            return prepare([environment, *overrides], environ={})
-    return prepare(overrides, recipe_of(tag))
+    environment = next((name for name, start in v1.ENVIRONMENTS.items() if start.tag == tag), None)
+    return prepare([environment, *overrides], environ={}) if environment else prepare(overrides, recipe_of(tag))
 
 
 def tag_of(name: str, model: Model) -> str:
@@ -278,22 +260,15 @@ def _check_distinct(tags: Sequence[str]) -> None:
         raise ConfigError(f"--env: an environment is named twice: {', '.join(tags)}")
 
 
-# --- turns --------------------------------------------------------------------------------------------------------
-
-
 def _lift(config: Config, max_turn: int, typed: set[str]) -> tuple[list[str], list[str]]:
     """Overrides for a limit of turns, and notes on what else they change: actions and context grow with the turns."""
-    proxy, before, lifted = config.agent_proxy, config.agent_proxy.max_turn, {}
-    needed = max_turn * proxy.max_actions_per_turn
-    for tag in config.es_manager.val.env_configs.tags:
-        limit = config.custom_envs[tag].max_actions_per_traj
-        if limit < needed and max_turn > before:
-            lifted[f"custom_envs.{tag}.max_actions_per_traj"] = (needed, limit)
-    length = config.actor_rollout_ref.rollout.max_model_len
-    grown = math.ceil(length * max_turn / before)
-    sees_all = proxy.context_window_mode == "full" or derive.rules(config).num_turns_in_view == before
-    if grown > length and sees_all:
-        lifted[LENGTH] = (grown, length)
-    lifted = {key: values for key, values in lifted.items() if key not in typed}
+    proxy, length = config.agent_proxy, config.actor_rollout_ref.rollout.max_model_len
+    before = proxy.max_turn
+    limits = {tag: config.custom_envs[tag].max_actions_per_traj for tag in config.es_manager.val.env_configs.tags}
+    needed = max_turn * proxy.max_actions_per_turn if max_turn > before else 0
+    values = {f"custom_envs.{tag}.max_actions_per_traj": (needed, limit) for tag, limit in limits.items()}
+    if proxy.context_window_mode == "full" or derive.rules(config).num_turns_in_view == before:
+        values[LENGTH] = (math.ceil(length * max_turn / before), length)
+    lifted = {key: (new, old) for key, (new, old) in values.items() if new > old and key not in typed}
     notes = [f"--max-turns {max_turn}: {key} is {new} instead of {old}" for key, (new, old) in lifted.items()]
     return [f"{MAX_TURN}={max_turn}", *(f"{key}={new}" for key, (new, _) in lifted.items())], notes

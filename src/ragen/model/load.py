@@ -26,7 +26,7 @@ from ragen.errors import ConfigError
 from ragen.model import lora, smollm2
 from ragen.model.decoder import FAMILIES, Decoder, Shape, TrainableModel, from_huggingface
 from ragen.model.digest import digest
-from ragen.store.locate import CHECKPOINT, find_folder, is_path
+from ragen.store.lineage import CHECKPOINT, find_folder, is_path
 
 if TYPE_CHECKING:
     from ragen.model.huggingface import HuggingFaceModel

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ragen.agent.episode import actions_left, noise_stream, take_turn
 from ragen.config import derive
+from ragen.config.compose import training_config
 from ragen.config.schema import Config
-from ragen.config.tag_defaults import training_config
 from ragen.env.base import Action, Tag
 from ragen.env.registry import ENVIRONMENTS, SHORT_NAMES, catalogue, make, tags_of
 from ragen.env.solve import Budget, best_actions, optimal_success

@@ -39,7 +39,7 @@ COLLAPSE = {
 
 
 class Totals:
-    """The seconds of a run, also of one that was interrupted and went on: training, validation and collapse apart."""
+    """The seconds of a run, including those before a resume: training, validation and collapse metrics separately."""
 
     def __init__(self):
         self.train = self.eval = 0.0

@@ -32,6 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ragen.format import compact, duration, percent, short, sparkline
+from ragen.run.sinks import numbers
 
 Summary = Mapping[str, Any]
 
@@ -79,11 +80,8 @@ class PlainConsole:
     def phase(self, name: str, total: int | None = None) -> Iterator[None]:
         yield
 
-    def advance(self, num: int = 1) -> None:
-        pass
-
-    def validation(self, step: int, summary: Summary) -> None:
-        pass  # its values are part of the step's metrics
+    def advance(self, num: int = 1) -> None: ...
+    def validation(self, step: int, summary: Summary) -> None: ...  # its values are part of the step's metrics
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         self.note(step_line(step, metrics))
@@ -216,11 +214,8 @@ class LiveConsole(PlainConsole):
             remaining = Text("done")
         else:
             remaining = Text("" if left is None else f"{duration(left)} left")
-        table.add_row(
-            Text(f"step {self._step}/{self._total}", "bold"),
-            ProgressBar(total=max(1, self._total), completed=self._step),
-            remaining,
-        )
+        bar = ProgressBar(total=max(1, self._total), completed=self._step)
+        table.add_row(Text(f"step {self._step}/{self._total}", "bold"), bar, remaining)
         name, total = self._phase or ("", None)
         count = "" if not name else f"{self._phase_done}/{total}" if total else "…"
         bar = ProgressBar(total=total, completed=self._phase_done, style="bar.back", complete_style="cyan")
@@ -263,14 +258,8 @@ class LiveConsole(PlainConsole):
 
     def _health(self, inside: int) -> Iterator[Text]:
         speed = _number(self._metrics, "perf/tokens_per_s")
-        cells = [
-            (name, short(_number(self._metrics, key)))
-            for name, key in (
-                ("reward", "train/reward"),
-                ("spread", "rollout/in_group_reward_std"),
-                ("entropy", "actor/entropy"),
-            )
-        ]
+        shown = {"reward": "train/reward", "spread": "rollout/in_group_reward_std", "entropy": "actor/entropy"}
+        cells = [(name, short(_number(self._metrics, key))) for name, key in shown.items()]
         cells.append(("tokens/s", "–" if speed is None else compact(speed)))
         each = 2 if inside < 72 else 4
         for start in range(0, len(cells), each):
@@ -295,10 +284,13 @@ class _Validation:
         self.random, self.optimal = read("random"), read("optimal")
         self.start: float | None = None  # the success of the first validation
 
+    def interval(self) -> str:
+        if self.low is None or self.high is None:
+            return ""
+        return f" [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
     def text(self, room: int) -> Text:
-        text = Text(percent(self.success), "bold green")
-        if self.low is not None and self.high is not None:
-            text.append(f" [{100 * self.low:.1f}, {100 * self.high:.1f}]")
+        text = Text(percent(self.success), "bold green").append(self.interval())
         step = f" step {self.step}"
         return text.append(step if len(text) + len(step) <= room else f" @{self.step}", "dim")
 
@@ -337,9 +329,7 @@ class _Validation:
     def line(self, named: bool) -> Text:
         """What stays in the scroll-back."""
         text = Text(f"step {self.step:>4}  ", "dim").append(f"{self.tag if named else 'validation'} ", "not dim")
-        text.append(percent(self.success), "not dim bold")
-        if self.low is not None and self.high is not None:
-            text.append(f" [{100 * self.low:.1f}, {100 * self.high:.1f}]")
+        text.append(percent(self.success), "not dim bold").append(self.interval())
         if self.greedy is not None:
             text.append(f"  greedy {percent(self.greedy)}", "dim")
         return text
@@ -350,13 +340,7 @@ class _Validation:
 
 def step_line(step: int, metrics: Mapping[str, Any]) -> str:
     """`step:10 - actor/entropy:0.4123 - …`: numbers only, one line, whatever a metric is called."""
-    parts = [f"step:{step}"]
-    for key, value in metrics.items():
-        if hasattr(value, "item"):
-            value = value.item()
-        if key != "step" and isinstance(value, (int, float)):
-            parts.append(f"{key}:{short(value)}")
-    return " - ".join(parts)
+    return " - ".join([f"step:{step}", *(f"{key}:{short(value)}" for key, value in numbers(metrics).items())])
 
 
 def _tags(metrics: Mapping[str, Any], prefix: str) -> list[str]:
@@ -365,9 +349,9 @@ def _tags(metrics: Mapping[str, Any], prefix: str) -> list[str]:
 
 
 def _train_success(metrics: Mapping[str, Any]) -> float | None:
-    values = [_number(metrics, f"train/{tag}/success") for tag in _tags(metrics, "train/")]
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None
+    found = [_number(metrics, f"train/{tag}/success") for tag in _tags(metrics, "train/")]
+    values = [value for value in found if value is not None]
+    return sum(values) / len(values) if values else None
 
 
 def _number(metrics: Mapping[str, Any], key: str) -> float | None:

@@ -54,7 +54,8 @@ def explained(config: Config, device: torch.device, folder: Path) -> Iterator[No
     try:
         yield
     except RuntimeError as error:
-        if not _is_about_memory(error):
+        # CUDA has an error class; main memory only a text.
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
             raise
         resuming = [] if config.rl_or_sft == "sft" else _resume_overrides(folder)
         raise OutOfMemory(_message(config, device), [*smaller(config), *resuming]) from error
@@ -68,11 +69,6 @@ def smaller(config: Config) -> list[str]:
     if value_at(config, LENGTH) // 2 <= value_at(config, REPLY):
         keys.append(REPLY)  # a prompt needs some of the length too
     return [f"{key}={value_at(config, key) // 2}" for key in [*keys, LENGTH] if value_at(config, key) > 1]
-
-
-def _is_about_memory(error: RuntimeError) -> bool:
-    """CUDA has an error class; main memory only a text."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _message(config: Config, device: torch.device) -> str:

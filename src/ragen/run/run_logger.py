@@ -10,7 +10,7 @@ Of several workers only the first logs; the others have a `NullLogger`.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from ragen.diagnose.health import Health
 from ragen.report.run_report import write_report
 from ragen.run.console import PlainConsole, make_console
 from ragen.run.sinks import Sink, make_sinks
-from ragen.store.episodes import episode_record
+from ragen.store import json_lines
+from ragen.store.episodes import Render, episode_record
 from ragen.store.fsync import write_whole
 from ragen.store.resume import Decision
 from ragen.store.run_folder import RunFolder, ending
 from ragen.types import Group
 
-Render = Callable[[str, Any], str]  # (tag, state) -> text
 GROUP_TABLE = "group_rv_table.jsonl"
 GRADIENT_TABLE = "grad_group_rv_table.jsonl"
 
@@ -37,29 +37,14 @@ class NullLogger:
     def phase(self, name: str, total: int | None = None) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def advance(self, num: int = 1) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def step(self, step: int, metrics: dict[str, float]) -> None:
-        pass
-
-    def validation(self, step: int, metrics: dict[str, float]) -> None:
-        pass
-
-    def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None:
-        pass
-
-    def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None:
-        pass
-
-    def gradient_table(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
-        pass
-
-    def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None:
-        pass
+    def advance(self, num: int = 1) -> None: ...
+    def note(self, text: str) -> None: ...
+    def step(self, step: int, metrics: dict[str, float]) -> None: ...
+    def validation(self, step: int, metrics: dict[str, float]) -> None: ...
+    def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None: ...
+    def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None: ...
+    def gradient_table(self, step: int, rows: Sequence[dict[str, Any]]) -> None: ...
+    def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None: ...
 
 
 class RunLogger(NullLogger):
@@ -99,18 +84,20 @@ class RunLogger(NullLogger):
         elsewhere = {"train": trainer.rollout_data_dir, "val": trainer.validation_data_dir}.get(split)
         if elsewhere:
             records = [episode_record(episode, step, render) for group in groups for episode in group.episodes]
-            _write_lines(Path(elsewhere) / f"{step}.jsonl", "w", records)
+            text = "".join(f"{json.dumps(record)}\n" for record in records)
+            write_whole(Path(elsewhere) / f"{step}.jsonl", text.encode())
 
     def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None:
         """The spread of each group. In W&B it is one table that grows."""
         records = [{"step": step, "group_id": group, "reward_std": std, "selected": kept} for group, std, kept in rows]
-        _write_lines(self.folder.path / GROUP_TABLE, "a", records)
+        path = self.folder.path / GROUP_TABLE
+        json_lines.append(path, *records)
         if self.sinks:
-            self._pass_on(step, "rollout/group_rv_table", _read_lines(self.folder.path / GROUP_TABLE))
+            self._pass_on(step, "rollout/group_rv_table", json_lines.read(path).records)
 
     def gradient_table(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
         """Which groups a gradient analysis found in which bucket."""
-        _write_lines(self.folder.path / GRADIENT_TABLE, "a", [{"step": step} | row for row in rows])
+        json_lines.append(self.folder.path / GRADIENT_TABLE, *({"step": step} | row for row in rows))
         for prefix, bucket in dict.fromkeys((row["prefix"], row["bucket"]) for row in rows):
             found = [row for row in rows if (row["prefix"], row["bucket"]) == (prefix, bucket)]
             table = [{key: row[key] for key in ("bucket", "group_id", "reward_std")} for row in found]
@@ -144,27 +131,10 @@ def run_logger(config: Config, decision: Decision) -> Iterator[RunLogger]:
     with make_console(total, config.trainer.logger, folder.path, title=title, first_step=first) as console:
         folder.write_config(config)
         for name in (GROUP_TABLE, GRADIENT_TABLE):
-            _forget_after(first, folder.path / name)
+            json_lines.rewind(folder.path / name, lambda record: record["step"] <= first)
         logger = RunLogger(config, folder, console, make_sinks(config, folder, first_step=first, say=console.note))
         try:
             yield logger
         finally:
             for sink in logger.sinks:
                 sink.close(logger.status)
-
-
-def _forget_after(step: int, path: Path) -> None:
-    """Drop what a resumed run will write again, and a torn last line."""
-    if path.exists():
-        lines = path.read_bytes().splitlines(keepends=True)
-        write_whole(path, b"".join(line for line in lines if line.endswith(b"\n") and json.loads(line)["step"] <= step))
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def _write_lines(path: Path, mode: str, records: Sequence[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, mode, encoding="utf-8") as file:
-        file.writelines(f"{json.dumps(record)}\n" for record in records)

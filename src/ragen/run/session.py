@@ -97,12 +97,12 @@ def session(
     config: Config,
     workers: Workers,
     choose: Callable[[Config], Decision] = decide,
-    checkpoints: Callable[[Path, Callable[[str], None]], CheckpointStore] | None = None,
+    checkpoints: Callable[..., CheckpointStore] | None = None,
     text_log: str = "",
 ) -> Iterator["Session"]:
     """A session in the folder that `choose` decides on, owned until the end.
 
-    `checkpoints(folder, note)` makes its store; the default follows the config. `text_log` names a file in the folder
+    `checkpoints(folder, note=…)` makes its store; the default follows the config. `text_log` names a file in the folder
     that gets a line for each step.
     """
     with ExitStack() as stack:
@@ -110,7 +110,7 @@ def session(
         folder = decision.folder.path
         stack.enter_context(memory.explained(config, workers.device, folder))
         log = stack.enter_context(run_logger(config, decision)) if workers.is_first else NullLogger()
-        store = checkpoints(folder, log.note) if checkpoints else CheckpointStore.of(config, folder, log.note)
+        store = checkpoints(folder, note=log.note) if checkpoints else CheckpointStore.of(config, folder, log.note)
         text_log_path = folder / text_log if text_log and workers.is_first else None
         yield Session(config, workers, decision, log, store, text_log_path)
 

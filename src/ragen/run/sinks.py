@@ -20,6 +20,7 @@ of the run folder.
 import netrc
 import os
 import queue
+import re
 import secrets
 import shutil
 import sys
@@ -127,12 +128,8 @@ def make_sinks(
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics that are numbers, of any library, as plain ones."""
-    found = {}
-    for key, value in metrics.items():
-        value = value.item() if hasattr(value, "item") else value
-        if isinstance(value, (int, float)) and key != "step":
-            found[key] = value
-    return found
+    plain = {key: value.item() if hasattr(value, "item") else value for key, value in metrics.items() if key != "step"}
+    return {key: value for key, value in plain.items() if isinstance(value, (int, float))}
 
 
 # --- W&B ----------------------------------------------------------------------------------------------------------
@@ -164,7 +161,8 @@ def _open_wandb(opening: _Opening) -> Sink | None:
             return _wandb_sink(wandb, run, opening)
     run = _start(wandb, opening, "offline")
     place = os.path.relpath(Path(run.dir).parent)
-    opening.say(f"W&B: offline ({why}); to upload the run later: {_wandb_command()} sync {place}")
+    command = "wandb" if shutil.which("wandb") else f"{sys.executable} -m wandb"
+    opening.say(f"W&B: offline ({why}); to upload the run later: {command} sync {place}")
     return _wandb_sink(wandb, run, opening)
 
 
@@ -181,7 +179,7 @@ def _start(wandb: Any, opening: _Opening, mode: str) -> Any:
     )
     trainer = opening.config.trainer
     return wandb.init(
-        project=_project(trainer.project_name),
+        project=re.sub(r"[/\\#?%:]", "-", trainer.project_name)[:128],  # without what W&B refuses
         name=trainer.experiment_name,
         id=_run_id(opening.folder),
         resume="allow",
@@ -267,21 +265,12 @@ def _speaks(url: str, seconds: float) -> bool:
     return True
 
 
-def _project(name: str) -> str:
-    """A project name without the characters that W&B refuses."""
-    return "".join("-" if character in "/\\#?%:" else character for character in name)[:128]
-
-
 def _run_id(folder: RunFolder) -> str:
     """The id of the run that this folder holds; made once."""
     path = folder.path / WANDB_ID
     if not path.exists():
         write_whole(path, secrets.token_hex(4).encode())
     return path.read_text().strip()
-
-
-def _wandb_command() -> str:
-    return "wandb" if shutil.which("wandb") else f"{sys.executable} -m wandb"
 
 
 # --- TensorBoard --------------------------------------------------------------------------------------------------

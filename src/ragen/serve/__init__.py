@@ -4,8 +4,8 @@
     with web.Server(loaded, "pocket") as server:     # inside a program, on a free port
         server.base                                  # http://127.0.0.1:41325/v1
 
-A request passes `access.py` (Host, key), `limits.py` (sizes and times), `request.py` (fields), `chat.py` (messages to
-tokens), `batch.py` and `engine.py` (sampling), `completion.py` (the answer). `web.py` has the routes.
+A request passes `limits.py` (Host, key, sizes and times), `request.py` (fields), `chat.py` (messages to tokens),
+`engine.py` (batches, sampling) and `completion.py` (the answer). `web.py` has the routes.
 """
 
 import os

@@ -13,21 +13,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError as JinjaError
 
 from ragen.agent.chat_template import ChatTemplate
-from ragen.serve.errors import ApiError
+from ragen.serve.limits import ApiError
 from ragen.serve.request import Message
 
 MAX_REMEMBERED = 20_000  # replies
 
 
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     opening: str  # what was given of the reply
     ids: tuple[int, ...]  # what was sampled
     ended_itself: bool
@@ -110,12 +108,10 @@ class Renderer:
         return _Kept("", tuple(self._encode(text, is_plain=True)), ended_itself=False)
 
     def _by_template(self, past: Sequence[Message], opening: str) -> list[int]:
-        """Any other order of messages, as the model's own template renders it.
-
-        Rendered a second time around placeholders, it shows which special tokens are the template's. If the text has
-        others, a client has spelt them: then the contents are encoded separately, as plain text.
-        """
+        """Any other order of messages, as the model's own template renders it."""
         ids = self._encode(self._render(past) + opening)
+        # Rendered again around placeholders, it shows which special tokens are the template's. If the text has others,
+        # a client has spelt them: then the contents are encoded separately, as plain text.
         marked = [message | {"content": f"CONTENT{index}PLACEHOLDER"} for index, message in enumerate(past)]
         scaffold = re.split(r"CONTENT(\d+)PLACEHOLDER", self._render(marked))
         pieces = [past[int(part)]["content"] if index % 2 else part for index, part in enumerate(scaffold)]

@@ -15,7 +15,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ragen.serve.chat import Renderer
 from ragen.serve.engine import Reply, Token
-from ragen.serve.errors import ApiError
+from ragen.serve.limits import ApiError
 from ragen.serve.request import ChatRequest
 
 BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}  # how byte-level tokenizers spell bytes

@@ -18,9 +18,10 @@ from ragen.engine.base import Sampling
 from ragen.errors import nearest_of
 from ragen.prng import bits
 from ragen.serve.engine import NO_LIMIT
-from ragen.serve.errors import ApiError
-from ragen.serve.limits import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOPS
+from ragen.serve.limits import ApiError
 
+MAX_CHOICES = 128
+MAX_STOPS, MAX_STOP_LENGTH = 64, 1000
 NO_EFFECT = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 
 
@@ -31,10 +32,6 @@ def _join_parts(content: Any) -> str:
     if not isinstance(content, str):
         raise ValueError("must be text: this model reads nothing else")
     return content
-
-
-def _as_list(stop: Any) -> Any:
-    return [stop] if isinstance(stop, str) else stop
 
 
 class Message(TypedDict):
@@ -82,7 +79,9 @@ class ChatRequest(Unsupported, extra="forbid", strict=True):
     top_k: int = Field(-1, ge=-1, le=1 << 31)
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    stop: Annotated[list[Stop], BeforeValidator(_as_list)] = Field([], max_length=MAX_STOPS)
+    stop: Annotated[list[Stop], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = Field(
+        [], max_length=MAX_STOPS
+    )
     include_stop_str_in_output: bool = False
     logprobs: bool = False
     stream: bool = False

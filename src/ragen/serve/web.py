@@ -27,13 +27,10 @@ from ragen.errors import ConfigError
 from ragen.evaluate.models import max_positions
 from ragen.model.load import LoadedModel
 from ragen.serve import base_of
-from ragen.serve.access import Access
-from ragen.serve.batch import Batcher
 from ragen.serve.chat import Renderer, SharedTokenizer
 from ragen.serve.completion import Completion
-from ragen.serve.engine import Reply, StreamingEngine
-from ragen.serve.errors import ApiError
-from ragen.serve.limits import IDLE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, Protocol, read_body
+from ragen.serve.engine import Batcher, Reply, StreamingEngine
+from ragen.serve.limits import IDLE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, Access, ApiError, Protocol, read_body
 from ragen.serve.request import ChatRequest, read_request
 
 DEFAULT_CONTEXT = 4096  # tokens, for a model whose configuration does not state its context
@@ -150,7 +147,7 @@ class Server:
 
     def _check_name(self, name: str) -> None:
         if name not in self.names:
-            message = f"there is no model {name!r}; this server has {self.name!r}"
+            message = f"model {name!r} not found; this server has {self.name!r}"
             raise ApiError(message, "model", "model_not_found", 404)
 
 

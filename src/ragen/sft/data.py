@@ -131,10 +131,7 @@ def make_data(lesson: Lesson, num_processes: int = 1, on_levels: Callable[[int],
 def _choose(
     lesson: Lesson, levels: Iterator[Solved], own: set[State], others: set[State], on_levels: Callable[[int], None]
 ) -> tuple[list[Solved], int]:
-    """The first levels that may be shown, as many as asked for, and how many were skipped.
-
-    `own` starts are never shown, those of `others` as long as there are more levels than these.
-    """
+    """The levels, and how many were skipped: always `own` starts, those of `others` while there are more levels."""
     solved: list[Solved] = []
     trained: set[State] = set()
     num_skipped = 0
@@ -242,7 +239,7 @@ def _rows(lesson: Lesson, prompt: PromptStyle, seed: int, played: Played) -> Ite
 def messages_before(prompt: PromptStyle, rules: AgentRules, past: Sequence[Spoken], turn_text: str) -> list[Message]:
     """What a model is shown before its next answer, as chat messages: `ragen.agent.window` as text."""
     system = {"role": "system", "content": prompt.system_text()}
-    shown = past if rules.context_window_mode == "full" else past[len(past) - _num_past(rules, past) :]
+    shown = past if rules.context_window_mode == "full" else past[max(0, len(past) - rules.num_turns_in_view + 1) :]
     if rules.context_window_mode == "single_turn":
         return [system, {"role": "user", "content": prompt.summary_text(shown, len(past)) + turn_text}]
     texts = [*(turn.turn_text for turn in shown), turn_text]
@@ -250,10 +247,6 @@ def messages_before(prompt: PromptStyle, rules: AgentRules, past: Sequence[Spoke
     users = [{"role": "user", "content": before + text} for before, text in zip(feedback, texts, strict=True)]
     replies = [{"role": "assistant", "content": turn.reply_text} for turn in shown]
     return [system, *(message for pair in zip(users, replies, strict=False) for message in pair), users[-1]]
-
-
-def _num_past(rules: AgentRules, past: Sequence[Spoken]) -> int:
-    return min(len(past), rules.num_turns_in_view - 1)
 
 
 # --- files --------------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ The same command resumes. A finished run, one with other settings, and a directo
 left untouched: a numbered sibling of the output directory is used, `models/sft-2`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ragen.agent.chat_template import ChatTemplate
@@ -69,7 +70,8 @@ def tune(config: Config) -> Tuned:
         data = workers.agree(_solve(config) if workers.is_first else None)
         batches = plan_batches(num_answers(data.train, derive.rules(config)), config)
         config = _as_run(config, len(batches))
-        with session(config, workers, choose_output, _checkpoints, TRAIN_LOG) as run:
+        keep_all = partial(CheckpointStore, keep_actor=None)  # the best epoch is merged
+        with session(config, workers, choose_output, keep_all, TRAIN_LOG) as run:
             output = run.folder.path.parent
             if workers.is_first:
                 _store_data(data, config, run.decision)
@@ -83,14 +85,6 @@ def tune(config: Config) -> Tuned:
                 del tuner  # the merged model needs its memory
                 _validate(config, merged, best_step, run)
             return Tuned(run.finish(ending), is_interrupted)
-
-
-def _checkpoints(folder: Path, note: Callable[[str], None]) -> CheckpointStore:
-    """Every epoch stays: the best one is merged."""
-    return CheckpointStore(folder, keep_actor=None, note=note)
-
-
-# --- where it happens ---------------------------------------------------------------------------------------------
 
 
 def data_folder(config: Config, output: Path) -> Path:
@@ -112,9 +106,6 @@ def _as_run(config: Config, num_steps: int) -> Config:
     return replace(config, trainer=trainer)
 
 
-# --- data ---------------------------------------------------------------------------------------------------------
-
-
 def _solve(config: Config) -> Data:
     lesson, num_processes = Lesson.of(config), config.sft.data_generation.num_processes
     with progress("solving levels", lesson.train_size + lesson.test_size, "levels", is_brief=True) as advance:
@@ -122,8 +113,7 @@ def _solve(config: Config) -> Data:
 
 
 def _store_data(data: Data, config: Config, decision: Decision) -> None:
-    """Write the rows. Those of an attempt that failed before its first step are replaced, but only inside the output
-    folder: outside they may belong to another run."""
+    """Write the rows; inside the output folder they replace those of an attempt that failed before its first step."""
     output = decision.folder.path.parent
     folder = data_folder(config, output).resolve()
     is_ours = folder.is_relative_to(output.resolve())
@@ -145,9 +135,6 @@ def _num_levels(rows: Sequence[AnswerRow]) -> str:
     return f"{len(boards)} levels" + (f" ({num_boards} different)" if num_boards < len(boards) else "")
 
 
-# --- the result ---------------------------------------------------------------------------------------------------
-
-
 def _merge(tuner: Tuner, source: Source, target: Path) -> Path:
     """Write the best weights as an ordinary model folder in float32; an existing one was written by this run."""
     checkpoint, run = tuner.best_checkpoint(), tuner.session
@@ -165,8 +152,7 @@ def _merge(tuner: Tuner, source: Source, target: Path) -> Path:
 
 
 def _validate(config: Config, merged: Path, step: int, run: Session) -> None:
-    """Play RL's validation levels with the merged model as it is on disk. Its success belongs to the step whose weights
-    it has, although later steps were logged before."""
+    """Play RL's validation levels with the merged model on disk, as the step whose weights it has."""
     with run.log.phase("loading"):
         loaded = load_model(find_model(str(merged)), run.workers.device)
         chat = ChatTemplate(loaded.tokenizer)

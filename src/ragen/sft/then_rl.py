@@ -21,7 +21,7 @@ from ragen.config.schema import Config
 from ragen.errors import ConfigError
 from ragen.run.session import Run
 from ragen.sft.output_dir import finished_output, tuning_config, wait_for_others
-from ragen.sft.run import Tuned, tune
+from ragen.sft.run import tune
 from ragen.store.lineage import MERGED
 from ragen.store.run_folder import FolderInUse, RunFolder
 from ragen.train.trainer import train
@@ -29,7 +29,11 @@ from ragen.train.trainer import train
 
 def tune_then_train(config: Config, stage: str | None = None) -> Run:
     """Both, or one of them: the first ends with its merged model, the second starts from it."""
-    _check_workers(stage)
+    if stage is None and not _is_alone():  # workers join once in the life of a process
+        raise ConfigError(
+            f"rl_or_sft=sft_then_rl with {os.environ['WORLD_SIZE']} workers: run torchrun twice, first with "
+            f"--stage sft, then with --stage rl"
+        )
     tuning = tuning_config(config)
     if stage != "rl" and _is_alone():
         wait_for_others(tuning)
@@ -49,7 +53,9 @@ def tune_then_train(config: Config, stage: str | None = None) -> Run:
                 raise
             return tune_then_train(config, stage)  # another process has just started: wait for it
         if tuned.is_interrupted:
-            return _interrupted(tuned)
+            if tuned.run.status == "finished":
+                _say("interrupted before reinforcement learning: run the same command to resume")
+            return replace(tuned.run, status="interrupted")
         output = tuned.output
     if stage == "sft":
         return _finished_run(tuning, output)
@@ -71,25 +77,10 @@ def training_config(config: Config, model: Path) -> Config:
     )
 
 
-def _interrupted(tuned: Tuned) -> Run:
-    if tuned.run.status == "finished":
-        _say("interrupted before reinforcement learning: run the same command to resume")
-    return replace(tuned.run, status="interrupted")
-
-
 def _finished_run(tuning: Config, output: Path) -> Run:
     folder = RunFolder(output / Path(tuning.trainer.default_local_dir).name)
     record = folder.read_finished() or {}
     return Run(folder.path, folder.report_path, record.get("step", 0), "finished")
-
-
-def _check_workers(stage: str | None) -> None:
-    """Workers join once in the life of a process, so each half needs separate processes."""
-    if not _is_alone() and stage is None:
-        raise ConfigError(
-            f"rl_or_sft=sft_then_rl with {os.environ['WORLD_SIZE']} workers: run torchrun twice, first with "
-            f"--stage sft, then with --stage rl"
-        )
 
 
 def _is_alone() -> bool:

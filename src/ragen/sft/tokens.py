@@ -70,12 +70,10 @@ def sequence_of(row: AnswerRow, chat: ChatTemplate, opening: str, learn_all: boo
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
     for user, reply in zip(users, replies, strict=True):
-        first = not ids
-        ids += (
-            chat.opening_ids(system["content"], user["content"], opening)
-            if first
-            else chat.delta_ids(user["content"], opening)
-        )
+        if ids:
+            ids += chat.delta_ids(user["content"], opening)
+        else:
+            ids += chat.opening_ids(system["content"], user["content"], opening)
         start = len(ids)
         ids += reply_ids(chat, reply["content"].removeprefix(opening))
         spans.append((start, len(ids)))

@@ -23,7 +23,7 @@ from ragen.checkpoint.parts import Parts, part_of
 from ragen.config import derive
 from ragen.config.schema import Config, Optimizer
 from ragen.errors import RunFailed
-from ragen.model.load import LoadedModel, Source, load_model
+from ragen.model.load import Source, load_model
 from ragen.model.lora import add_adapters
 from ragen.model.scoring import Scorer
 from ragen.prng import bits
@@ -63,13 +63,11 @@ def plan_batches(answers: Sequence[int], config: Config) -> list[Batch]:
     training = config.sft.training
     batches = []
     for epoch in range(1, training.epochs + 1):
-        parts = list(_cut(_order(len(answers), config.seed.train, epoch), answers, training.train_batch_size))
+        draws = ("sft", config.seed.train, epoch)
+        order = sorted(range(len(answers)), key=lambda index: bits(*draws, index, num_bits=64))
+        parts = list(_cut(order, answers, training.train_batch_size))
         batches += [Batch(epoch, tuple(part), part is parts[-1]) for part in parts]
     return batches
-
-
-def _order(num: int, seed: int, epoch: int) -> list[int]:
-    return sorted(range(num), key=lambda index: bits("sft", seed, epoch, index, num_bits=64))
 
 
 def _cut(order: Sequence[int], answers: Sequence[int], size: int) -> Iterator[list[int]]:
@@ -90,8 +88,12 @@ class Tuner:
         self.num_steps, self.best = len(batches), Best()
         training = config.sft.training
         self.micro_size = training.micro_batch_size // training.num_gpus
-        self.loaded = self._load(source)
+        self.loaded = load_model(source, session.workers.device)
         self.model = self.loaded.model
+        self.model.gradient_checkpointing = training.enable_gradient_checkpointing
+        if training.lora_rank > 0:
+            rank, alpha, seed = training.lora_rank, training.lora_alpha, config.seed.train
+            add_adapters(self.model, rank, alpha, training.target_modules, seed)
         chat, rules = ChatTemplate(self.loaded.tokenizer), derive.rules(config)
         self.train, self.test = (answers_of(rows, chat, rules, training.max_length) for rows in (data.train, data.test))
         settings = Optimizer(
@@ -103,15 +105,6 @@ class Tuner:
         )
         self.optimizer = MasterAdamW(self.model.parameters(), settings, len(batches))
         self.scorer = Scorer(session.workers, temperature=1.0, micro_batch_size=self.micro_size)
-
-    def _load(self, source: Source) -> LoadedModel:
-        training = self.config.sft.training
-        loaded = load_model(source, self.session.workers.device)
-        loaded.model.gradient_checkpointing = training.enable_gradient_checkpointing
-        if training.lora_rank > 0:
-            seed = self.config.seed.train
-            add_adapters(loaded.model, training.lora_rank, training.lora_alpha, training.target_modules, seed)
-        return loaded
 
     def fit(self) -> Ending:
         if self.session.first_step == 1 and self.config.sft.training.validate_before_training:

@@ -7,7 +7,7 @@ rotate(Path("logs/x.log"))                                 # becomes x.log.1, an
 
 import os
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice, pairwise, takewhile
 from pathlib import Path
 
 
@@ -26,10 +26,7 @@ def next_free(path: Path, start: int = 2, separator: str = "-", before_suffix: b
 
 def rotate(path: Path) -> None:
     """`x.log` becomes `x.log.1`; older ones move up by one."""
-    moved: list[Path] = []
-    for one in numbered(path, start=1, separator="."):
-        moved.append(one)
-        if not one.exists():
-            break
-    for number in range(len(moved) - 1, 0, -1):
-        os.replace(moved[number - 1], moved[number])
+    there = list(takewhile(Path.exists, numbered(path, start=1, separator=".")))
+    names = list(islice(numbered(path, start=1, separator="."), len(there) + 1))
+    for old, new in reversed(list(pairwise(names))):
+        os.replace(old, new)

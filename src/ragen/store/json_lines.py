@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from ragen.store.fsync import write_whole
 
@@ -30,14 +30,16 @@ def append(path: Path, *records: Mapping[str, Any]) -> None:
     """Add whole lines. Half a line left by a killed process is removed: it would swallow the first of them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+b") as file:
-        _cut_torn_line(file)
+        end = file.seek(0, os.SEEK_END)
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            file.truncate(os.pread(file.fileno(), end, 0).rfind(b"\n") + 1)
         file.write("".join(f"{json.dumps(record)}\n" for record in records).encode())
         file.flush()
         os.fsync(file.fileno())
 
 
 def read(path: Path, is_valid: Callable[[Record], bool] = lambda record: True) -> Lines:
-    """The valid objects of a file; none if there is no file."""
+    """The valid objects of a file; none if it does not exist."""
     found = Lines([], [])
     *whole, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
     for number, line in enumerate(whole, start=1):
@@ -79,12 +81,6 @@ def _parsed(line: bytes) -> Record | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
-
-
-def _cut_torn_line(file: BinaryIO) -> None:
-    end = file.seek(0, os.SEEK_END)
-    if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
-        file.truncate(os.pread(file.fileno(), end, 0).rfind(b"\n") + 1)
 
 
 def encode(name: str, value: Any) -> Any:

@@ -1,11 +1,14 @@
-"""Which run a model comes from, also after it was moved. No torch in here.
+"""Which run a model comes from, and which folder a run means by a name, also after they were moved. No torch in here.
 
     run_of(Path("checkpoints/RAGEN/pocket-sokoban/global_step_20"))     # checkpoints/RAGEN/pocket-sokoban
     run_of(Path("models/sokoban-agent"))                                # models/sokoban-agent/training_run
     model_inside(Path("checkpoints/RAGEN/pocket-sokoban"))              # its newest checkpoint
+    find_folder("models/mine", run)            # from where the run was started; from here; or None
+    find_folder("/old/models/mine", run)       # also where everything around the run was moved or copied to
 
 A merged model keeps the config of its run, as `training_run/config.yaml`, so that it can be moved and still be played
-by the rules it was trained with.
+by the rules it was trained with. Where a run was started follows from its folder: the part before its
+`trainer.default_local_dir`.
 """
 
 import filecmp
@@ -17,6 +20,7 @@ from ragen.store import manifest
 from ragen.store.fsync import write_whole
 from ragen.store.run_folder import RunFolder
 
+CHECKPOINT = re.compile(r"global_step_\d+")
 KEPT = "training_run"
 MODEL_FILES = ("config.json", "adapter_config.json")
 _OF_STEP = re.compile(r"global_step_\d+(_merged)?")
@@ -77,3 +81,27 @@ def model_inside(folder: Path) -> Path | None:
     if holds_model(folder) or (folder / manifest.MANIFEST).exists():
         return None
     return folder / MERGED if holds_model(folder / MERGED) else newest_checkpoint(folder)
+
+
+def is_path(name: str) -> bool:
+    """Whether a name can only be a path: hub names have an owner and a name, and no checkpoints."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or any(map(CHECKPOINT.fullmatch, Path(name).parts))
+
+
+def find_folder(name: str, run: Path) -> Path | None:
+    """The folder that a run means by this name."""
+    path, roots = Path(name).expanduser(), started_in(run)
+    ends = [Path(*path.parts[start:]) for start in range(1, len(path.parts))] if path.is_absolute() else []
+    places = [root / path for root in (*roots, Path())] + [root / end for end in ends for root in roots]
+    return next((place for place in places if place.is_dir()), None)
+
+
+def started_in(run: Path) -> list[Path]:
+    """The folder that relative paths of a run start from, if its own path tells; parts of it may have got a number."""
+    trainer = RunFolder(run).read_config().get("trainer") or {}
+    inner = Path(trainer.get("default_local_dir") or "/").parent
+    outer = run.resolve().parent
+    num_outside = len(outer.parts) - len(inner.parts)
+    pairs = zip(outer.parts[num_outside:], inner.parts, strict=False)
+    is_below = not inner.is_absolute() and num_outside > 0 and all(part.startswith(name) for part, name in pairs)
+    return [Path(*outer.parts[:num_outside])] if is_below else []

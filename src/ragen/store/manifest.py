@@ -19,7 +19,7 @@ import re
 import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from ragen.errors import ConfigError
 from ragen.store.fsync import write_whole
@@ -211,15 +211,11 @@ def write_tracker(folder: Path, step: int) -> None:
 
 def file_sum(path: Path) -> FileSum:
     """Size and checksum of a file, by reading it."""
-    with open(path, "rb") as file:
-        return FileSum(path.stat().st_size, _crc32(file))
-
-
-def _crc32(file: BinaryIO) -> int:
     crc32 = 0
-    while chunk := file.read(_CHUNK):
-        crc32 = zlib.crc32(chunk, crc32)
-    return crc32
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc32 = zlib.crc32(chunk, crc32)
+    return FileSum(path.stat().st_size, crc32)
 
 
 def _tree_sum(tree: Any) -> int:

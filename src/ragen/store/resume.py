@@ -45,13 +45,13 @@ class Decision:
     reason: str = ""
 
     @property
+    def target(self) -> tuple[Path, Path | None, int]:
+        return self.folder.path, self.checkpoint, self.first_step
+
+    @property
     def resumes(self) -> bool:
         """Whether the folder holds the steps before the first one."""
         return self.checkpoint is not None and self.checkpoint.parent == self.folder.path
-
-    def prepare(self) -> None:
-        """Make the folder as it was when the checkpoint was written. Only its owner may call this."""
-        self.folder.rewind(self.first_step - 1 if self.resumes else -1)
 
 
 @contextmanager
@@ -62,14 +62,11 @@ def claimed(config: Config, choose: Callable[[Config], Decision] | None = None) 
     while True:
         decision = choose(config)
         with decision.folder.owned(key):
-            if _target(choose(config)) == _target(decision):
-                decision.prepare()
+            if choose(config).target == decision.target:
+                # The folder becomes what it was when the checkpoint was written.
+                decision.folder.rewind(decision.first_step - 1 if decision.resumes else -1)
                 yield decision
                 return
-
-
-def _target(decision: Decision) -> tuple[Any, ...]:
-    return decision.folder.path, decision.checkpoint, decision.first_step
 
 
 def decide(config: Config, folder: str | Path | None = None) -> Decision:

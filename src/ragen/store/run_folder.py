@@ -89,8 +89,6 @@ class RunFolder:
     def __str__(self) -> str:
         return str(self.path)
 
-    # --- one owner ------------------------------------------------------------------------------------------------
-
     @contextmanager
     def owned(self, key: str = "trainer.default_local_dir") -> Iterator["RunFolder"]:
         """Be the only process that writes here. Creates the folder; `key` is the one that chooses another."""
@@ -122,8 +120,6 @@ class RunFolder:
         host = owner.partition(" on ")[2]
         return owner if host and host != socket.gethostname() else None
 
-    # --- config ---------------------------------------------------------------------------------------------------
-
     def write_config(self, config: Any) -> None:
         text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=120)
         write_whole(self.config_path, text.encode())
@@ -136,8 +132,6 @@ class RunFolder:
         if not isinstance(tree, dict):
             raise ValueError(f"{self.config_path} does not hold a config tree")
         return tree
-
-    # --- metrics --------------------------------------------------------------------------------------------------
 
     def append_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add one line. Numbers of any library are stored as plain ones, floats exactly."""
@@ -166,8 +160,6 @@ class RunFolder:
                 file.path.unlink()
         self.finished_path.unlink(missing_ok=True)
 
-    # --- episodes -------------------------------------------------------------------------------------------------
-
     def write_episodes(self, step: int, split: str, groups: Iterable[Group], render: Render | None = None) -> Path:
         """Store whole groups. `split` names the set (`train`, `val`, `val-greedy`, …)."""
         path = self.episodes_path / f"{split}-{step:06d}.jsonl.gz"
@@ -182,8 +174,6 @@ class RunFolder:
             if step.isdigit() and split in (None, name):
                 found.append(EpisodeFile(name, int(step), path))
         return sorted(found)
-
-    # --- the end --------------------------------------------------------------------------------------------------
 
     def write_finished(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> None:
         """The last thing that a run writes: `status` is `finished`, or `early_stopped` by a rule at a step."""

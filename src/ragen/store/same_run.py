@@ -59,10 +59,7 @@ def describe_difference(config: Config, stored: Mapping[str, Any]) -> str:
 
 
 def _is_same_model(one: str, other: str, output_dir: str) -> bool:
-    """Whether two paths name one model below `sft.output_dir`, written by the run's own fine-tuning.
-
-    A path may have been stored relative to another directory, and everything may have been moved or copied since.
-    """
+    """Whether two paths name one model below `sft.output_dir`, which may have been moved or copied since."""
     below = re.compile(rf"(?:.*/)?({re.escape(str(PurePath(output_dir)))}(?:-\d+)?/.+)")
     found = [below.fullmatch(path) for path in (one, other)]
     if found[0] is None or found[1] is None or found[0][1] != found[1][1]:

@@ -10,22 +10,11 @@ With `gradient_analysis_log_prefilter` a twin looks at all groups as if there we
 are computed once; only where the advantages of a group differ (whitened over another set, or scaled by the kept share)
 does its task term need a second backward pass, never a second forward pass.
 
-Names, with `<bucket>` one of bucket_1 … (the least spread of rewards first) and all:
-
-    grad_norm/<bucket>/task, entropy, kl       norm of the bucket's gradient, with the term's coefficient
-    grad_norm/<bucket>/per_sample/<term>       that over the number of sequences; per_token over that of sampled tokens
-    grad_norm/<bucket>/loss/policy, …, total   the plain terms, and their sum with coefficients, as in the update
-    grad_norm/<bucket>/sample_count, sample_pct, group_rv_count, reward_std_mean, reward_std_min, reward_std_max
-    grad_cos/…, grad_snr/…                     see `diagnose.gradients`
-    grad_norm_prefilter/…, grad_cos_prefilter/…, grad_snr_prefilter/…   the same of the twin
-    actor/grad_norm/<term>, actor/loss/<name>  those of `all`, after the filter
-    grad_analysis/…, grad_analysis_prefilter/… which batch it was
-
-A term is there if it has a coefficient. `sample_pct` is in per cent of the batch that is analysed.
+The metrics are in docs/metrics.md. A term is there if it has a coefficient.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from statistics import fmean
 from typing import Any
@@ -36,7 +25,7 @@ from torch import Tensor
 from ragen.algo.loss import token_weights
 from ragen.config import derive
 from ragen.config.schema import Config
-from ragen.diagnose.gradients import ALL, BUCKETINGS, Buckets, Loss, Measured, Sums, by_spread, sweep
+from ragen.diagnose.gradients import ALL, BUCKETINGS, BucketGradient, Buckets, Sums, TermLoss, by_spread, sweep
 from ragen.distributed.workers import ALONE, Workers
 from ragen.model.decoder import TrainableModel
 from ragen.model.packing import Sample, pack, samples_of
@@ -70,12 +59,10 @@ def requests(config: Config, step: int) -> list[GroupRequest]:
     num_groups, size = derive.analysis_shape(config)
     counts = derive.in_proportion(num_groups, envs.env_configs.n_groups)
     tags = [tag for tag, count in zip(envs.env_configs.tags, counts, strict=True) for _ in range(count)]
-    first = (step - 1) * num_groups
-    indices = [first + group if pool else FIRST_SEED + first + group for group in range(num_groups)]
-    seeds = [config.seed.train + (index % pool if pool else index) for index in indices]
-    return [
-        GroupRequest(tag, seed, SPLIT, group, size) for group, (tag, seed) in enumerate(zip(tags, seeds, strict=True))
-    ]
+    indices = range((step - 1) * num_groups, step * num_groups)
+    seeds = [config.seed.train + (index % pool if pool else FIRST_SEED + index) for index in indices]
+    levels = enumerate(zip(tags, seeds, strict=True))
+    return [GroupRequest(tag, seed, SPLIT, group, size) for group, (tag, seed) in levels]
 
 
 def draws(config: Config, step: int) -> tuple[Coordinate, ...]:
@@ -204,8 +191,10 @@ def analyse(
     metrics = _describe(batch, samples_G, config)
     for prefix, part in sums.items():
         metrics |= _bucket_metrics(prefix, part, stds_G, samples_G, passes.coefficients) | _comparisons(prefix, part)
-    if AFTER in sums:
-        metrics |= _mirrored(sums[AFTER], passes.coefficients)
+    if AFTER in sums and ALL in sums[AFTER].measured:  # those of `all`, among the actor's
+        measured = sums[AFTER].measured[ALL]
+        metrics |= {f"actor/grad_norm/{term}": norm for term, norm in measured.norms.items()}
+        metrics |= {f"actor/{name}": value for name, value in _losses(measured, passes.coefficients).items()}
     rows = [row for prefix, part in sums.items() for row in _rows(prefix, part.buckets, batch.selection)]
     return workers.agree(metrics), rows
 
@@ -239,24 +228,20 @@ def count_of(samples: Sequence[Sample], aggregation: str) -> int:
     return sum(num_tokens_S) if aggregation == "token-mean" else sum(num > 0 for num in num_tokens_S)
 
 
+@dataclass
 class _Passes:
     """The losses of a group, micro-batch by micro-batch: one forward pass each."""
 
-    def __init__(
-        self,
-        samples_G: Sequence[Sequence[Sample]],
-        targets: Mapping[str, Mapping[int, Targets]],
-        config: Config,
-        model: LanguageModel,
-        workers: Workers,
-        reference: LanguageModel | None,
-        on_samples: Callable[[int], None],
-    ):
-        self.samples_G, self.targets, self.config, self.model = samples_G, targets, config, model
-        self.workers, self.reference, self.on_samples = workers, reference, on_samples
-        self.coefficients: dict[str, float] = {}  # of the terms that were seen
+    samples_G: Sequence[Sequence[Sample]]
+    targets: Mapping[str, Mapping[int, Targets]]
+    config: Config
+    model: LanguageModel
+    workers: Workers
+    reference: LanguageModel | None
+    on_samples: Callable[[int], None]
+    coefficients: dict[str, float] = field(default_factory=dict)  # of the terms that were seen
 
-    def __call__(self, place: int) -> Iterator[list[Loss]]:
+    def __call__(self, place: int) -> Iterator[list[TermLoss]]:
         actor, samples = self.config.actor_rollout_ref.actor, self.samples_G[place]
         counts = torch.tensor([sample.num_sampled for sample in samples])
         weights = token_weights(counts, actor.loss_agg_mode, norm_length=max_sampled(self.config))
@@ -267,7 +252,7 @@ class _Passes:
             yield self._losses(place, micro, weights_T)
             self.on_samples(len(micro))
 
-    def _losses(self, place: int, micro: Sequence[int], weights_T: Tensor) -> list[Loss]:
+    def _losses(self, place: int, micro: Sequence[int], weights_T: Tensor) -> list[TermLoss]:
         (first, targets), *others = self._distinct(place)
         packed = pack([self.samples_G[place][index].sequence for index in micro], self.workers.device)
         scored, terms, _ = actor_terms(self.model, packed, micro, targets, self.config, self.reference)
@@ -277,7 +262,7 @@ class _Passes:
         for names, theirs in others:
             parts.append((task_term(scored.log_probs, packed, micro, theirs, self.config)[0], names))
         return [
-            Loss(term.name, term.weighted(weights_T), (weights_T * term.per_token).sum().detach(), into)
+            TermLoss(term.name, term.weighted(weights_T), (weights_T * term.per_token).sum().detach(), into)
             for term, into in parts
         ]
 
@@ -303,16 +288,14 @@ class _Passes:
 def _describe(batch: Batch, samples_G: Sequence[Sequence[Sample]], config: Config) -> dict[str, float]:
     """Which batch was analysed."""
     num_groups, size = derive.analysis_shape(config)
-    num_samples, num_kept = (
-        sum(len(samples_G[place]) for place in places) for places in (range(len(samples_G)), batch.selection.places)
-    )
+    num_samples = sum(map(len, samples_G))
     own = derive.has_analysis_batch(config)
     metrics = {
         "uses_training_batch": float(not own),
         "source_env_groups": float(num_groups),
         "source_group_size": float(size),
         "source_batch_size": float(num_samples),
-        "adjusted_batch_size": float(num_kept),
+        "adjusted_batch_size": float(sum(len(samples_G[place]) for place in batch.selection.places)),
         "empty_after_filter": float(not batch.selection.kept),
     }
     metrics |= batch.selection.metrics if own else {}
@@ -352,7 +335,7 @@ def _bucket_metrics(
     return metrics
 
 
-def _losses(measured: Measured, coefficients: Mapping[str, float]) -> dict[str, float]:
+def _losses(measured: BucketGradient, coefficients: Mapping[str, float]) -> dict[str, float]:
     losses = {f"loss/{LOSS_NAMES.get(term, term)}": value for term, value in measured.losses.items()}
     return losses | {"loss/total": sum(coefficients[term] * value for term, value in measured.losses.items())}
 
@@ -369,17 +352,8 @@ def _comparisons(prefix: str, sums: Sums) -> dict[str, float]:
     return metrics
 
 
-def _mirrored(sums: Sums, coefficients: Mapping[str, float]) -> dict[str, float]:
-    """Those of `all`, among the actor's."""
-    if ALL not in sums.measured:
-        return {}
-    measured = sums.measured[ALL]
-    found = {f"grad_norm/{term}": norm for term, norm in measured.norms.items()} | _losses(measured, coefficients)
-    return {f"actor/{name}": value for name, value in found.items()}
-
-
 def _rows(prefix: str, buckets: Buckets, selection: Selection) -> list[BucketRow]:
-    placed = [(bucket, *selection.table[place]) for bucket, places in buckets.items() for place in places]
+    rows = [(bucket, *selection.table[place]) for bucket, places in buckets.items() for place in places]
     return [
-        {"prefix": prefix, "bucket": bucket, "group_id": group, "reward_std": std} for bucket, group, std, _ in placed
+        {"prefix": prefix, "bucket": bucket, "group_id": group, "reward_std": std} for bucket, group, std, _ in rows
     ]

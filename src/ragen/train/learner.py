@@ -86,8 +86,6 @@ class Learner:
                 add_adapters(loaded.model, rank, alpha, settings.target_modules, seed)
         return loaded
 
-    # --- before an update -----------------------------------------------------------------------------------------
-
     def score(self, samples: Sequence[Sample], clock: Clock) -> TokenScores:
         """Log-probs and values, as far as a term needs them."""
         with clock("old_log_prob"):
@@ -130,8 +128,6 @@ class Learner:
             advantages_T, returns_T, measured = estimate(experience, config, kept_ratio)
         returns = None if returns_T is None else by_sample(returns_T, samples)
         return Targets(by_sample(advantages_T, samples), old, reference, values, returns), metrics | measured
-
-    # --- updates --------------------------------------------------------------------------------------------------
 
     def update_critic(self, samples: Sequence[Sample], targets: Targets, on_samples: OnSamples) -> Updated:
         assert self.critic is not None

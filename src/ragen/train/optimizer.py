@@ -37,17 +37,13 @@ class MasterAdamW:
         self.settings, self.total_steps = settings, total_steps
         self.num_steps = 0  # training steps behind us
         self.num_updates = 0  # optimizer steps of this process
-        beta1, beta2 = settings.betas
-        self.adamw = torch.optim.AdamW(
-            self.masters, lr=settings.lr, betas=(beta1, beta2), weight_decay=settings.weight_decay
-        )
+        betas = (settings.betas[0], settings.betas[1])
+        self.adamw = torch.optim.AdamW(self.masters, settings.lr, betas, weight_decay=settings.weight_decay)
 
     @property
     def lr(self) -> float:
         """The learning rate of this training step."""
         return self.settings.lr * schedule(self.settings, self.num_steps, self.total_steps)
-
-    # --- one update -----------------------------------------------------------------------------------------------
 
     def collect(self) -> None:
         """After each backward pass: gradients are added up in float32."""
@@ -58,12 +54,10 @@ class MasterAdamW:
 
     def gradients(self) -> list[Tensor]:
         """What was collected, zeros where there is none: every worker has the same list."""
-        found = []
         for master in self.masters:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-            found.append(master.grad)
-        return found
+        return [master.grad for master in self.masters if master.grad is not None]
 
     def norm(self) -> float:
         """The norm of all gradients together."""
@@ -91,8 +85,6 @@ class MasterAdamW:
 
     def advance(self) -> None:
         self.num_steps += 1
-
-    # --- what a checkpoint holds ----------------------------------------------------------------------------------
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Moments, counts of updates and masters, as `<kind>/<name of the parameter>`; nothing is copied.
@@ -125,7 +117,10 @@ class MasterAdamW:
             self.adamw.state.pop(master, None)
             if f"{COUNT}/{name}" in stored:
                 moments = {kind: stored[f"{kind}/{name}"].to(master, copy=True) for kind in MOMENTS}
-                self.adamw.state[master] = {COUNT: self._count(stored[f"{COUNT}/{name}"], master), **moments}
+                # AdamW keeps its counts on the CPU unless it is fused or capturable.
+                on_device = self.adamw.param_groups[0]["fused"] or self.adamw.param_groups[0]["capturable"]
+                count = stored[f"{COUNT}/{name}"].to(master.device if on_device else "cpu", copy=True)
+                self.adamw.state[master] = {COUNT: count, **moments}
         self.num_steps = num_steps
 
     @contextmanager
@@ -146,11 +141,6 @@ class MasterAdamW:
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             yield names[parameter], parameter, master
 
-    def _count(self, stored: Tensor, master: Tensor) -> Tensor:
-        """AdamW keeps its counts on the CPU unless it is fused or capturable."""
-        (group,) = self.adamw.param_groups
-        return stored.to(master.device if group["fused"] or group["capturable"] else "cpu", copy=True)
-
 
 def schedule(settings: Settings, step: int, total_steps: int) -> float:
     """The factor on the learning rate at a step: warm-up from 1/n to 1, then constant, linear or cosine decay."""
@@ -160,9 +150,6 @@ def schedule(settings: Settings, step: int, total_steps: int) -> float:
     if step < num_warmup:
         return (step + 1) / num_warmup
     done = min(1.0, (step - num_warmup) / max(1, total_steps - num_warmup))
-    decay = {
-        "constant": 1.0,
-        "linear": 1.0 - done,
-        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
-    }[settings.lr_scheduler_type]
+    decays = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
+    decay = decays[settings.lr_scheduler_type]
     return settings.min_lr_ratio + (1.0 - settings.min_lr_ratio) * decay

@@ -6,6 +6,7 @@ metrics = rollouts.validate(step, clock)
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from statistics import fmean
 from typing import Any
@@ -61,7 +62,7 @@ class Rollouts:
     def select(self, groups: list[Group]) -> Played:
         """The filter, over groups as they were played."""
         scores, learner = scores_of(groups), self.learner
-        entropies = lambda: learner.scorer.mean_entropies(learner.model, groups)  # noqa: E731
+        entropies = partial(learner.scorer.mean_entropies, learner.model, groups)
         return Played(groups, scores, keep_groups(groups, scores, self.config, entropies))
 
     def validate(self, step: int, clock: Clock) -> dict[str, float]:

@@ -96,22 +96,14 @@ def keep_groups(
     verdicts = select(measured, rule)
     kept = [index for index, verdict in enumerate(verdicts) if verdict.keep]
     stds = [group_score("reward_std", of_group) for of_group in scores]
-    algorithm, blown_up = config.algorithm, {}
-    if (
-        algorithm.adv_estimator == "grpo"
-        and algorithm.norm_adv_by_std_in_grpo
-        and not algorithm.soft_advantage_reweight
-    ):
-        blown_up["rollout/chosen_blown_up_ratio"] = faint_share(stds, verdicts)
-    return Selection(
-        places=kept,
-        kept=[groups[index] for index in kept],
-        # The rewards' spread is there whatever the filter measures: early stopping looks at it.
-        metrics=in_group_metrics("reward", scores, verdicts)
-        | filter_metrics(metric, values, measured, verdicts)
-        | blown_up,
-        table=[(group.group, std, verdict.keep) for group, std, verdict in zip(groups, stds, verdicts, strict=True)],
-    )
+    # The rewards' spread is there whatever the filter measures: early stopping looks at it.
+    metrics = in_group_metrics("reward", scores, verdicts) | filter_metrics(metric, values, measured, verdicts)
+    algorithm = config.algorithm
+    divides_by_std = algorithm.adv_estimator == "grpo" and algorithm.norm_adv_by_std_in_grpo
+    if divides_by_std and not algorithm.soft_advantage_reweight:
+        metrics["rollout/chosen_blown_up_ratio"] = faint_share(stds, verdicts)
+    table = [(group.group, std, verdict.keep) for group, std, verdict in zip(groups, stds, verdicts, strict=True)]
+    return Selection(kept, [groups[index] for index in kept], metrics, table)
 
 
 def _quantity(quantity: str, groups: Sequence[Group], scores: Scores, entropies: Callable[[], Scores] | None) -> Scores:
@@ -163,7 +155,14 @@ def estimate(
         high_level_gamma=algorithm.high_level_gamma,
     )
     estimated = ESTIMATORS[algorithm.adv_estimator](experience, settings)
-    advantages_T, metrics = shape_advantages(estimated, experience, shape_settings(config), kept_ratio)
+    shape = ShapeSettings(
+        estimator=algorithm.adv_estimator,
+        soft_reweight=algorithm.soft_advantage_reweight,
+        loss_scaling=config.actor_rollout_ref.actor.filter_loss_scaling,
+        length_weight=config.grpo_advantage_length_weight,
+        zero_task=algorithm.zero_task_advantage,
+    )
+    advantages_T, metrics = shape_advantages(estimated, experience, shape, kept_ratio)
     metrics |= _spread("critic/rewards", experience.returns_E) | _spread("critic/advantages", advantages_T)
     if estimated.returns_T is not None:
         values_T = experience.values_T
@@ -171,17 +170,6 @@ def estimate(
         metrics |= _spread("critic/returns", estimated.returns_T) | _spread("critic/values", values_T)
         metrics["critic/vf_explained_var"] = explained_variance(values_T, estimated.returns_T)
     return advantages_T, estimated.returns_T, metrics
-
-
-def shape_settings(config: Config) -> ShapeSettings:
-    algorithm = config.algorithm
-    return ShapeSettings(
-        estimator=algorithm.adv_estimator,
-        soft_reweight=algorithm.soft_advantage_reweight,
-        loss_scaling=config.actor_rollout_ref.actor.filter_loss_scaling,
-        length_weight=config.grpo_advantage_length_weight,
-        zero_task=algorithm.zero_task_advantage,
-    )
 
 
 def explained_variance(values_T: Tensor, returns_T: Tensor) -> float:

@@ -4,10 +4,11 @@
 
 A step plays groups, keeps those worth an update, scores their tokens, estimates advantages, updates, and validates when
 due. With several workers every one of them runs this file: they play and compute their shares, and hold the same
-groups, decisions and weights. With `trainer.gradient_analysis_only` a `Probe` runs instead (see `probe`).
+groups, decisions and weights. With `trainer.gradient_analysis_only` a `Probe` runs instead.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ragen.algo.kl import KlController
@@ -29,8 +30,6 @@ from ragen.types import Group
 
 def train(config: Config) -> Run:
     """Train to the end of the budget, to a rule that stops the run, or until interrupted."""
-    from ragen.train.gradient_probe import Probe
-
     with joined(config) as workers:
         sources = find_models(config)  # before the folder is claimed
         with session(config, workers) as run:
@@ -54,8 +53,6 @@ class Trainer:
             self.session.log_step(0, self.rollouts.validate(0, clock), clock)
         return Ending("finished", 0) if trainer.val_only else self.session.steps(self)
 
-    # --- one step -------------------------------------------------------------------------------------------------
-
     def step(self, step: int, clock: Clock) -> dict[str, float]:
         played, metrics = self.rollouts.play_step(step, clock)
         if not self.stop.after_rollout(metrics, len(played.selection.kept)):
@@ -71,10 +68,18 @@ class Trainer:
         samples = samples_of(played.selection.kept)
         targets, metrics = self._make_targets(played, samples, self.learner.kl_control, clock)
         batch = analysis.training_batch(step, played, targets, self.learner, clock)  # before the critic changes
-        metrics |= self._update_critic(step, samples, targets, clock)
+        if targets is not None and self.learner.critic is not None:
+            with clock("update_critic"), self.log.phase("critic", total=len(samples)):
+                updated = self.learner.update_critic(samples, targets, self.log.advance)
+            self._log_nonfinite(step, "critic", samples, updated)
+            metrics |= updated.metrics
         metrics |= analysis.analyse_step(step, batch, self.rollouts, clock)
-        if not analysis.exits_after(self.config, step):
-            metrics |= self._update_actor(step, samples, targets, clock)
+        is_warm = step >= self.config.trainer.critic_warmup
+        if targets is not None and is_warm and not analysis.exits_after(self.config, step):
+            with clock("update_actor"), self.log.phase("update", total=len(samples)):
+                updated = self.learner.update_actor(step, samples, targets, self.log.advance)
+            self._log_nonfinite(step, "actor", samples, updated)
+            metrics |= updated.metrics
         return metrics
 
     def _make_targets(
@@ -87,26 +92,6 @@ class Trainer:
         scores, token_scores = kept_scores(played, self.config), self.learner.score(samples, clock)
         return self.learner.make_targets(selection.kept, scores, token_scores, selection.kept_ratio, control, clock)
 
-    def _update_critic(
-        self, step: int, samples: Sequence[Sample], targets: Targets | None, clock: Clock
-    ) -> dict[str, float]:
-        if self.learner.critic is None or targets is None:
-            return {}
-        with clock("update_critic"), self.log.phase("critic", total=len(samples)):
-            updated = self.learner.update_critic(samples, targets, self.log.advance)
-        self._log_nonfinite(step, "critic", samples, updated)
-        return updated.metrics
-
-    def _update_actor(
-        self, step: int, samples: Sequence[Sample], targets: Targets | None, clock: Clock
-    ) -> dict[str, float]:
-        if step < self.config.trainer.critic_warmup or targets is None:
-            return {}
-        with clock("update_actor"), self.log.phase("update", total=len(samples)):
-            updated = self.learner.update_actor(step, samples, targets, self.log.advance)
-        self._log_nonfinite(step, "actor", samples, updated)
-        return updated.metrics
-
     def _log_nonfinite(self, step: int, who: str, samples: Sequence[Sample], updated: Updated) -> None:
         """Store the episodes of skipped optimizer steps, to be looked at."""
         if not updated.skipped:
@@ -118,8 +103,6 @@ class Trainer:
             f"step {step}: the {who}'s loss or gradient was not finite: the update is skipped, and its {len(groups)} "
             f"episodes are stored as nonfinite_{who}"
         )
-
-    # --- ending and saving ----------------------------------------------------------------------------------------
 
     def ending(self, step: int) -> Ending | None:
         if analysis.exits_after(self.config, step):
@@ -156,3 +139,38 @@ class Trainer:
             self.learner.kl_control.restore(state["kl_control"])
             self.session.totals.restore(state["totals"])
             self.rollouts.collapse.restore(state.get("collapse", {}))  # older checkpoints have none
+
+
+class Probe(Trainer):
+    """Plays, filters and analyses the gradient of a checkpoint without training it (`gradient_analysis_only`).
+
+    The first step is that of the checkpoint itself. Nothing is updated, saved or stopped by a rule.
+    """
+
+    def fit(self) -> Ending:
+        trainer, session = self.config.trainer, self.session
+        if trainer.val_before_train or trainer.val_only:
+            # With a checkpoint the first step is the checkpoint's own; without, the weights are those of step 0.
+            start, clock = session.first_step if session.decision.checkpoint else session.first_step - 1, Clock()
+            session.log_step(start, self.rollouts.validate(start, clock), clock)
+        return Ending("finished", 0) if trainer.val_only else session.steps(self)
+
+    def step(self, step: int, clock: Clock) -> dict[str, float]:
+        """A step as training would take it, without its updates."""
+        learner, (played, metrics) = self.learner, self.rollouts.play_step(step, clock)
+        control = replace(learner.kl_control)  # measuring must not change the controller
+        targets, measured = self._make_targets(played, samples_of(played.selection.kept), control, clock)
+        batch = analysis.training_batch(step, played, targets, learner, clock)
+        metrics |= measured | analysis.analyse_step(step, batch, self.rollouts, clock)
+        skipped = ["actor"] if learner.critic is None else ["actor", "critic"]
+        metrics |= {f"{name}/skipped_for_gradient_analysis_only": 1.0 for name in skipped}
+        metrics["trainer/gradient_analysis_only"] = 1.0
+        if self._is_due(step, self.config.trainer.test_freq):
+            metrics |= self.rollouts.validate(step, clock)
+        return metrics | self.stop.metrics()
+
+    def ending(self, step: int) -> Ending | None:
+        return Ending("finished", step) if analysis.exits_after(self.config, step) else None
+
+    def save(self, step: int, now: bool) -> None:
+        """Nothing was learned."""

@@ -102,20 +102,21 @@ def update_actor(
         return weighted_sum(terms, weights_T), sums
 
     passes = Passes(
+        samples, optimizer, workers, loss_of, on_samples,
         mini_size=actor.ppo_mini_batch_size,
         micro_size=actor.ppo_micro_batch_size_per_gpu,
+        grad_clip=actor.grad_clip,
+        finish=policy_metrics,
         epochs=actor.ppo_epochs,
         aggregation=actor.loss_agg_mode,
         norm_length=max_sampled(config),
-        grad_clip=actor.grad_clip,
         order=("order", config.seed.train, step) if actor.shuffle else None,
-    )
-    history, skipped = _run(passes, samples, optimizer, workers, loss_of, policy_metrics, on_samples)
+    )  # fmt: skip
+    history, skipped = passes.run()
     # Before the first optimizer step sampler and learner are the same policy: what differs there is rounding.
     first = {name: history.pop(name)[0] for name in (GAP, SAMPLER_KL) if name in history}
-    metrics = (
-        _summary(history, "actor", skipped) | first | {"rollout/log_prob_diff_max": max(workers.gather([largest_gap]))}
-    )
+    metrics = _summary(history, "actor", skipped) | first
+    metrics["rollout/log_prob_diff_max"] = max(workers.gather([largest_gap]))
     if kl_coefficient := kl_loss_coefficient(config):
         metrics["actor/kl_coef"] = kl_coefficient
     return Updated(metrics | {"train/num_mini_batches": len(history["lr"])}, skipped)
@@ -140,15 +141,13 @@ def update_critic(
         return weighted_sum([term], weights_T), value_sums(term, clipped_T, values_T, weights_T, means_T)
 
     passes = Passes(
+        samples, optimizer, workers, loss_of, on_samples,
         mini_size=settings.ppo_mini_batch_size,
         micro_size=settings.ppo_micro_batch_size_per_gpu,
-        epochs=config.actor_rollout_ref.actor.ppo_epochs,
-        aggregation="token-mean",
-        norm_length=None,
         grad_clip=settings.grad_clip,
-        order=None,
-    )
-    history, skipped = _run(passes, samples, optimizer, workers, loss_of, _as_numbers, on_samples)
+        epochs=config.actor_rollout_ref.actor.ppo_epochs,
+    )  # fmt: skip
+    history, skipped = passes.run()
     return Updated(_summary(history, "critic", skipped), skipped)
 
 
@@ -168,16 +167,8 @@ def imitate(
         loss = weighted_sum([Term(TASK, 1.0, -scored.log_probs)], weights_T)
         return loss, {"train/loss": loss.detach(), "entropy": (means_T * scored.entropies.detach()).sum()}
 
-    passes = Passes(
-        mini_size=len(samples),
-        micro_size=micro_size,
-        epochs=1,
-        aggregation="token-mean",
-        norm_length=None,
-        grad_clip=grad_clip,
-        order=None,
-    )
-    history, skipped = _run(passes, samples, optimizer, workers, loss_of, _as_numbers, on_samples)
+    passes = Passes(samples, optimizer, workers, loss_of, on_samples, len(samples), micro_size, grad_clip)
+    history, skipped = passes.run()
     return Updated(_summary(history, "train", skipped), skipped)
 
 
@@ -242,12 +233,8 @@ def task_term(
 
 def term_names(config: Config) -> list[str]:
     """The terms that the actor's loss has under a config, in their order."""
-    names = {
-        TASK: True,
-        ENTROPY: bool(config.actor_rollout_ref.actor.entropy_coeff),
-        KL: bool(kl_loss_coefficient(config)),
-    }
-    return [name for name, active in names.items() if active]
+    entropy, kl = config.actor_rollout_ref.actor.entropy_coeff, kl_loss_coefficient(config)
+    return [name for name, coefficient in ((TASK, 1.0), (ENTROPY, entropy), (KL, kl)) if coefficient]
 
 
 def kl_loss_coefficient(config: Config) -> float:
@@ -259,97 +246,84 @@ def kl_loss_coefficient(config: Config) -> float:
 # --- passes over the samples --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Passes:
-    """How the samples are gone through."""
-
-    mini_size: int
-    micro_size: int
-    epochs: int
-    aggregation: str
-    norm_length: int | None
-    grad_clip: float
-    order: tuple[Coordinate, ...] | None  # what a random order is drawn from; None leaves the samples in theirs
-
-
 # From samples (indices, their tokens, the tokens' weights in the loss and in plain means) to a loss, and to sums for
 # the metrics.
 LossOf = Callable[[Sequence[int], PackedTokens, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
-def _run(
-    passes: Passes,
-    samples: Sequence[TrainingSample],
-    optimizer: MasterAdamW,
-    workers: Workers,
-    loss_of: LossOf,
-    finish: Callable[[dict[str, Tensor]], dict[str, float]],
-    on_samples: Callable[[int], None],
-) -> tuple[dict[str, list[float]], list[int]]:
-    """Optimizer steps; returns the metrics of those taken, and the samples of those skipped."""
-    history: dict[str, list[float]] = defaultdict(list)
-    skipped: list[int] = []
-    for epoch in range(passes.epochs):
-        order = _order(len(samples), passes.order and (*passes.order, epoch))
-        for start in range(0, len(samples), passes.mini_size):
-            mini = order[start : start + passes.mini_size]
-            sums = _gradients(passes, samples, mini, optimizer, workers, loss_of, on_samples)
-            loss, norm = float(sums.pop(LOSS)), optimizer.norm()
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                optimizer.clear()
-                skipped += mini
-                history["lr"].append(optimizer.lr)
-                continue
-            optimizer.step(passes.grad_clip)
-            for name, value in (finish(sums) | {"lr": optimizer.lr, "grad_norm": norm}).items():
-                history[name].append(value)
-    return history, skipped
+def _as_numbers(sums: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in sums.items()}
 
 
-def _gradients(
-    passes: Passes,
-    samples: Sequence[TrainingSample],
-    mini: Sequence[int],
-    optimizer: MasterAdamW,
-    workers: Workers,
-    loss_of: LossOf,
-    on_samples: Callable[[int], None],
-) -> dict[str, Tensor]:
-    """The gradients of a mini-batch, summed over workers and left with the optimizer; returns the metrics' sums."""
-    counts = torch.tensor([samples[index].num_sampled for index in mini])
-    weights = token_weights(counts, passes.aggregation, norm_length=passes.norm_length).split(counts.tolist())
-    means = token_weights(counts, "token-mean").split(counts.tolist())
-    lengths = [len(samples[index].sequence.ids) for index in mini]
-    mine = workers.mine(sorted(range(len(mini)), key=lengths.__getitem__))  # everyone has long and short ones
-    sums: dict[str, Tensor] = {}
-    for places in micro_batches([lengths[place] for place in mine], passes.micro_size, workers.device):
-        micro = [mine[place] for place in places]
-        packed = pack([samples[mini[place]].sequence for place in micro], workers.device)
-        weights_T, means_T = (
-            torch.cat([part[place] for place in micro]).to(packed.ids.device) for part in (weights, means)
-        )
-        loss, parts = loss_of([mini[place] for place in micro], packed, weights_T, means_T)
-        loss.backward()
-        optimizer.collect()
-        sums = add_sums(sums, parts | {LOSS: loss.detach()})
-        on_samples(len(micro))
-    workers.add_up(optimizer.gradients())
-    return reduce(add_sums, workers.gather([{name: value.cpu() for name, value in sums.items()}]))
+@dataclass(frozen=True)
+class Passes:
+    """Optimizer steps over the samples."""
+
+    samples: Sequence[TrainingSample]
+    optimizer: MasterAdamW
+    workers: Workers
+    loss_of: LossOf
+    on_samples: Callable[[int], None]
+    mini_size: int
+    micro_size: int
+    grad_clip: float
+    finish: Callable[[dict[str, Tensor]], dict[str, float]] = _as_numbers  # from sums to metrics
+    epochs: int = 1
+    aggregation: str = "token-mean"
+    norm_length: int | None = None
+    order: tuple[Coordinate, ...] | None = None  # what a random order is drawn from; None leaves the samples in theirs
+
+    def run(self) -> tuple[dict[str, list[float]], list[int]]:
+        """The metrics of the optimizer steps taken, and the samples of those skipped."""
+        optimizer = self.optimizer
+        history: dict[str, list[float]] = defaultdict(list)
+        skipped: list[int] = []
+        for epoch in range(self.epochs):
+            order = list(range(len(self.samples)))
+            if self.order is not None:
+                draws = (*self.order, epoch)
+                order.sort(key=lambda index: bits(*draws, index, num_bits=64))
+            for start in range(0, len(order), self.mini_size):
+                mini = order[start : start + self.mini_size]
+                sums = self._gradients(mini)
+                loss, norm = float(sums.pop(LOSS)), optimizer.norm()
+                if not (math.isfinite(loss) and math.isfinite(norm)):
+                    optimizer.clear()
+                    skipped += mini
+                    history["lr"].append(optimizer.lr)
+                    continue
+                optimizer.step(self.grad_clip)
+                for name, value in (self.finish(sums) | {"lr": optimizer.lr, "grad_norm": norm}).items():
+                    history[name].append(value)
+        return history, skipped
+
+    def _gradients(self, mini: Sequence[int]) -> dict[str, Tensor]:
+        """The gradients of a mini-batch, summed over workers and left with the optimizer; returns the metrics' sums."""
+        samples, workers = [self.samples[index] for index in mini], self.workers
+        counts = torch.tensor([sample.num_sampled for sample in samples])
+        weights = token_weights(counts, self.aggregation, norm_length=self.norm_length).split(counts.tolist())
+        means = token_weights(counts, "token-mean").split(counts.tolist())
+        lengths = [len(sample.sequence.ids) for sample in samples]
+        mine = workers.mine(sorted(range(len(mini)), key=lengths.__getitem__))  # everyone has long and short ones
+        sums: dict[str, Tensor] = {}
+        for places in micro_batches([lengths[place] for place in mine], self.micro_size, workers.device):
+            micro = [mine[place] for place in places]
+            packed = pack([samples[place].sequence for place in micro], workers.device)
+            weights_T, means_T = (
+                torch.cat([part[place] for place in micro]).to(packed.ids.device) for part in (weights, means)
+            )
+            loss, parts = self.loss_of([mini[place] for place in micro], packed, weights_T, means_T)
+            loss.backward()
+            self.optimizer.collect()
+            sums = add_sums(sums, parts | {LOSS: loss.detach()})
+            self.on_samples(len(micro))
+        workers.add_up(self.optimizer.gradients())
+        return reduce(add_sums, workers.gather([{name: value.cpu() for name, value in sums.items()}]))
 
 
 def _tokens(of_samples: Sequence[Tensor] | None, indices: Sequence[int], packed: PackedTokens) -> Tensor:
     assert of_samples is not None
     return torch.cat([of_samples[index] for index in indices]).to(packed.log_probs)
-
-
-def _order(num: int, key: tuple[Coordinate, ...] | None) -> list[int]:
-    if key is None:
-        return list(range(num))
-    return sorted(range(num), key=lambda index: bits(*key, index, num_bits=64))
-
-
-def _as_numbers(sums: dict[str, Tensor]) -> dict[str, float]:
-    return {name: float(value) for name, value in sums.items()}
 
 
 def _summary(history: dict[str, list[float]], who: str, skipped: Sequence[int]) -> dict[str, float]:

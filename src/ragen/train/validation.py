@@ -81,13 +81,8 @@ class Validator:
     def _success(self, groups: Sequence[Group], name: str) -> dict[str, float]:
         metrics: dict[str, float] = {}
         for tag, episodes in _by_tag(groups).items():
-            won = sum(episode.final.success for episode in episodes)
-            low, high = _interval(episodes)
-            metrics |= {
-                f"val-env/{tag}/{name}": won / len(episodes),
-                f"val-env/{tag}/{name}_low": low,
-                f"val-env/{tag}/{name}_high": high,
-            }
+            metrics[f"val-env/{tag}/{name}"] = sum(episode.final.success for episode in episodes) / len(episodes)
+            metrics[f"val-env/{tag}/{name}_low"], metrics[f"val-env/{tag}/{name}_high"] = _interval(episodes)
         return metrics
 
     def _by_length(self, groups: Sequence[Group]) -> dict[str, float]:
@@ -113,10 +108,8 @@ class Validator:
 def requests(config: Config) -> list[GroupRequest]:
     """The validation levels: seeds from `seed.val` on, tag by tag."""
     envs, first = config.es_manager.val, config.seed.val
-    return [
-        GroupRequest(tag, first + index, SPLIT, index, envs.group_size)
-        for index, tag in enumerate(tags_of_groups(envs))
-    ]
+    tags = enumerate(tags_of_groups(envs))
+    return [GroupRequest(tag, first + index, SPLIT, index, envs.group_size) for index, tag in tags]
 
 
 def validation_sampling(config: Config, greedy: bool = False) -> Sampling:

@@ -129,9 +129,6 @@ def _rate(step: int, steps: int) -> float:
     return warm * (FINAL_RATE + (1 - FINAL_RATE) * 0.5 * (1 + cos(pi * step / steps)))
 
 
-# --- the folder -------------------------------------------------------------------------------------------------------
-
-
 def save(decoder: Decoder, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
     """Write what `transformers` opens as a Qwen2 model: weights, config, tokenizer."""
     output.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,8 @@ def demonstrations(tokenizer: Any, task: Task, seeds: Iterable[int]) -> Iterator
             return task.player(env, standing.state, random, task.manners)
 
         start = env.reset(seed, "sft")
-        played = demonstrate(env, tag, RULES, prompt, start, play, _no_luck, kept_back.__contains__)
+        # The noise of a step is fixed: the points of a pull are not shown, and nothing else is left to chance.
+        played = demonstrate(env, tag, RULES, prompt, start, play, lambda step: 0.5, kept_back.__contains__)
         if played.final.finished:
             turns = _with_tokens(view, played.turns)
             yield Episode(task.tag, seed, "sft", 0, 0, view.system_text, turns, played.final)
@@ -114,11 +115,6 @@ def _with_tokens(view: View, spoken: Sequence[Spoken]) -> tuple[Turn, ...]:
             )
         )
     return tuple(turns)
-
-
-def _no_luck(step: int) -> float:
-    """The noise of every step: the points of a pull are not shown, and nothing else here is left to chance."""
-    return 0.5
 
 
 @lru_cache
@@ -225,13 +221,7 @@ TASKS = {
     task.tag: task
     for task in (
         Task("SimpleSokoban", push_the_box, Manners(skill=0.3, habit=0.55), share=0.38),
-        Task(
-            "FrozenLake",
-            cross_the_lake,
-            Manners(skill=0.4, habit=0.42),
-            share=0.22,
-            env_config=(("success_rate", 1.0),),
-        ),
+        Task("FrozenLake", cross_the_lake, Manners(skill=0.4, habit=0.42), 0.22, env_config=(("success_rate", 1.0),)),
         Task("Bandit", pull_an_arm, Manners(skill=0.0, habit=0.2), share=0.3),
         Task("TwoArmedBandit", pull_an_arm, Manners(skill=0.0, habit=0.2), share=0.1),
     )

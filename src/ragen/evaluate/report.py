@@ -1,31 +1,39 @@
-"""The comparison of models as one table, in the terminal and as Markdown.
+"""The comparison of models: a table in the terminal and as Markdown, and a page with bars, pass@k and some episodes.
 
     print_table(rows, console)
-    markdown(rows)
+    write_report(path, rows, examples, settings)      # ….html and ….md beside the lines
 
 A row is a model in an environment within a limit of turns. Differences are paired, on the levels that both have played:
 of a checkpoint against what its run began from, if that plays too; of others against the first model, and for the
-first model against its first limit of turns.
+first model against its first limit of turns. `report/templates/evaluation.html.jinja` lays out the page.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from ragen.env.registry import make
 from ragen.evaluate.metrics import difference
 from ragen.evaluate.run import ModelResult
+from ragen.evaluate.setting import Setting
 from ragen.format import in_points, markdown_table, percent
-from ragen.statistics import Difference, Estimate
+from ragen.report import charts, pages, replay
+from ragen.report.charts import Bar, BarGroup
+from ragen.statistics import Estimate
+from ragen.store.episodes import episode_record
+from ragen.store.fsync import write_whole
+from ragen.types import Episode
 
 DASH = "–"
+CHARACTERS_IN_A_CHART = 100  # across
 MISSING = (
     "Episodes that did not finish are not scored: the interval reaches from all of them lost to all of them won. "
     "Return, turns, tokens and invalid replies are those of the others alone"
 )
-
-
-# --- cells --------------------------------------------------------------------------------------------------------
 
 
 def headings(rows: Sequence[ModelResult]) -> list[str]:
@@ -55,11 +63,8 @@ def cells(row: ModelResult, rows: Sequence[ModelResult]) -> list[str]:
 def table_rows(rows: Sequence[ModelResult], tag: str) -> list[list[str]]:
     """All rows of one environment, between random and optimal play."""
     shown = [row for row in rows if row.tag == tag]
-    return [
-        *_baseline("random", rows, shown),
-        *(cells(row, rows) for row in shown),
-        *_baseline("optimal", rows, shown),
-    ]
+    models = (cells(row, rows) for row in shown)
+    return [*_baseline("random", rows, shown), *models, *_baseline("optimal", rows, shown)]
 
 
 def _baseline(name: str, rows: Sequence[ModelResult], shown: Sequence[ModelResult]) -> Iterator[list[str]]:
@@ -91,11 +96,7 @@ def _difference(row: ModelResult, rows: Sequence[ModelResult]) -> str:
     if reference is None or found is None:
         return DASH
     against = reference.model if reference.model != row.model else f"{reference.max_turn} turns"
-    return f"{difference_text(found)} vs {against}"
-
-
-def difference_text(found: Difference) -> str:
-    return f"{in_points(found)}{', noise' if found.is_noise else ''}"
+    return f"{in_points(found)}{', noise' if found.is_noise else ''} vs {against}"
 
 
 def _notes(row: ModelResult) -> Iterator[str]:
@@ -141,9 +142,6 @@ def footnote(rows: Sequence[ModelResult]) -> str:
     return text if all(row.is_whole for row in rows) else f"{text}. {MISSING}"
 
 
-# --- terminal and Markdown ----------------------------------------------------------------------------------------
-
-
 def print_table(rows: Sequence[ModelResult], console: Console) -> None:
     """As wide as the terminal; elsewhere nothing is cut."""
     for tag in dict.fromkeys(row.tag for row in rows):
@@ -166,3 +164,75 @@ def markdown_section(rows: Sequence[ModelResult], tag: str) -> str:
 def markdown(rows: Sequence[ModelResult]) -> str:
     parts = ["# Evaluation"] + [f"## {markdown_section(rows, tag)}" for tag in dict.fromkeys(row.tag for row in rows)]
     return "\n\n".join([*parts, footnote(rows)]) + "\n"
+
+
+def write_report(
+    path: Path, rows: Sequence[ModelResult], examples: Sequence[Sequence[Episode]], settings: Sequence[Setting]
+) -> Path:
+    """Write the page and the Markdown table beside the lines, and return the path of the page."""
+    tags = list(dict.fromkeys(row.tag for row in rows))
+    models = list(dict.fromkeys(row.model for row in rows))
+    config = settings[0].config
+    envs = {tag: make(config.custom_envs[tag]) for tag in tags}
+    symbols = {tag: env.symbols() for tag, env in envs.items()}
+    exhibits = []
+    for (model, setting), episodes in zip(product(models, settings), examples, strict=True):
+        for episode in episodes:
+            record = episode_record(episode, 0, lambda tag, state: envs[tag].render(state))
+            record["title"] = f"{model}, {setting.max_turn} turns"
+            kind = "solved" if episode.final.success else "not solved"
+            exhibits.append(replay.view(replay.Exhibit(kind, (record,)), symbols))
+    sampled = config.actor_rollout_ref.rollout.val_kwargs
+    is_greedy = not (sampled.do_sample and sampled.temperature)
+    page = pages.render(
+        "evaluation",
+        models=models,
+        facts={
+            "setting": settings[0].start,
+            "turns": ", ".join(str(setting.max_turn) for setting in settings),
+            "samples of a level": config.es_manager.val.group_size,
+            "sampling": "greedy" if is_greedy else f"temperature {sampled.temperature:g}",
+        },
+        headings=headings(rows),
+        footnote=footnote(rows),
+        environments=[_environment(rows, tag) for tag in tags],
+        exhibits=exhibits,
+        symbol_keys=replay.symbol_keys(symbols),
+        path=path,
+    )
+    write_whole(path.with_suffix(".md"), markdown(rows).encode("utf-8", errors="replace"))
+    write_whole(path.with_suffix(".html"), page.encode("utf-8", errors="replace"))
+    return path.with_suffix(".html")
+
+
+def _environment(rows: Sequence[ModelResult], tag: str) -> dict[str, Any]:
+    shown = [(row, row.measured) for row in rows if row.tag == tag and row.measured is not None]
+    by_turns = {row.max_turn: row for row, _ in reversed(shown)}
+    turns = list(dict.fromkeys(row.max_turn for row, _ in shown))
+    groups: dict[str, list[Bar]] = {}
+    for row, measured in shown:
+        value, low, high = measured.success
+        title = f"{row.model}, {row.max_turn} turns: {success_text(row, measured.success)}"
+        groups.setdefault(row.model, []).append(Bar(value, low, high, title))
+    room = CHARACTERS_IN_A_CHART // max(1, min(len(groups), charts.MAX_GROUPS))
+    # Of a long name the end is shown, where names of checkpoints differ.
+    labels = {model: model if len(model) <= room else f"…{model[-room + 1 :]}" for model in groups}
+    bars = [BarGroup(labels[model], "", bars) for model, bars in groups.items()]
+    sampled = [(row, measured.pass_at) for row, measured in shown if len(measured.pass_at) > 1]
+    ks = sorted({k for _, pass_at in sampled for k in pass_at})
+    return {
+        "tag": tag,
+        "rows": table_rows(rows, tag),
+        "legend": charts.legend([f"{turn} turns" for turn in turns], key="bar"),
+        "charts": charts.bar_charts(bars, f"success in {tag}"),
+        "reached": "; ".join(_reached(by_turns[turn]) for turn in turns),
+        "ks": ks,
+        "pass_at": [(row.model, row.max_turn, [rate_text(rates.get(k)) for k in ks]) for row, rates in sampled],
+    }
+
+
+def _reached(row: ModelResult) -> str:
+    random, optimal = (
+        percent(value) if isinstance(value, float) else "unknown" for value in (row.reached.random, row.reached.optimal)
+    )
+    return f"within {row.max_turn} turns random play {random}, optimal play {optimal}"
