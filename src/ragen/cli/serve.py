@@ -18,18 +18,15 @@ from ragen.invocation_dir import caller_folder, model_from
 
 def parser() -> argparse.ArgumentParser:
     made = CommandParser("serve", __doc__)
-    made.add_argument("model", metavar="MODEL", help="a checkpoint, a run or model directory, or pocket")
-    made.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
-    made.add_argument("--port", type=int, default=8000, help="port (default 8000; 0: any free port)")
-    made.add_argument(
-        "--max-model-len", type=int, metavar="N", help="tokens of prompt and reply (default: the model's)"
-    )
-    made.add_argument("--name", help="model name that requests use (default: the model's own)")
-    made.add_argument("--api-key-env", metavar="VARIABLE", help="require the API key that this variable holds")
-    made.add_argument(
-        "--allowed-host", action="append", default=[], metavar="NAME", help="also answer requests to this host name"
-    )
-    made.add_argument("--dry-run", action="store_true", help="print what would be served and stop")
+    add = made.add_argument
+    add("model", metavar="MODEL", help="a checkpoint, a run or model directory, or pocket")
+    add("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
+    add("--port", type=int, default=8000, help="port (default 8000; 0: any free port)")
+    add("--max-model-len", type=int, metavar="N", help="tokens of prompt and reply (default: the model's)")
+    add("--name", help="model name that requests use (default: the model's own)")
+    add("--api-key-env", metavar="VARIABLE", help="require the API key that this variable holds")
+    add("--allowed-host", action="append", default=[], metavar="NAME", help="also answer requests to this host name")
+    add("--dry-run", action="store_true", help="print what would be served and stop")
     return made
 
 

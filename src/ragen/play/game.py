@@ -35,11 +35,9 @@ def find_game(environment: str) -> "Game":
         return Game(name, tag, training_config(name))
     if name not in tags:
         known = [*SHORT_NAMES, *tags]
-        for other in known:
-            if other.casefold() == environment.casefold():
-                raise ConfigError(f"unknown environment {environment!r}; did you mean {other}?")
-        near = nearest_of(environment, known)
-        raise ConfigError(f"unknown environment {environment!r}{near}; your own is written module:Class")
+        same = [other for other in known if other.casefold() == environment.casefold()]
+        near = f"{nearest_of(environment, known)}; your own is written module:Class"
+        raise ConfigError(f"unknown environment {environment!r}{f'; did you mean {same[0]}?' if same else near}")
     config = training_config(name)
     return Game(name, config.custom_envs[name], config)
 

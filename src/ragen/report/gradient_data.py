@@ -209,11 +209,12 @@ class Trend:
 
     @property
     def word(self) -> str:
+        rank = self.correlation or 0.0
         if not self.bottom and not self.top:
             return "is 0"
-        if self.correlation is not None and self.correlation >= AGREES and self.ratio >= GROWS:
+        if rank >= AGREES and self.ratio >= GROWS:
             return "grows"
-        if self.correlation is not None and self.correlation <= -AGREES and self.ratio <= 1 / GROWS:
+        if rank <= -AGREES and self.ratio <= 1 / GROWS:
             return "falls"
         return "stays flat" if 1 / GROWS < self.ratio < GROWS else "has no clear trend"
 
