@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from asking import MESSAGES, OPENED, ask, error_of, port_of, raw, text, user_says
 
-from ragen.serve import limits as limits
+from ragen.serve import limits
 
 HEAD = (
     "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
