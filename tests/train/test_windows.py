@@ -103,8 +103,17 @@ def flat(tensors):
 # --- the tests ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scores", ["episode", "turn"])
-@pytest.mark.parametrize("window", ["full", "limited_multi_turn", "single_turn"])
+@pytest.mark.parametrize(
+    ("window", "scores"),
+    [
+        ("full", "episode"),
+        ("limited_multi_turn", "turn"),
+        ("single_turn", "turn"),
+        pytest.param("full", "turn", marks=pytest.mark.slow),
+        pytest.param("limited_multi_turn", "episode", marks=pytest.mark.slow),
+        pytest.param("single_turn", "episode", marks=pytest.mark.slow),
+    ],
+)
 def test_advantages_of_real_steps(tmp_path, watched, window, scores):
     words = [*WORDS, f"agent_proxy.context_window_mode={window}", *(BI_LEVEL if scores == "turn" else [])]
     config = resolve([*words, f"trainer.default_local_dir={tmp_path}"], environ={}).config
