@@ -81,8 +81,9 @@ def kill_and_go_on(nursery, folder, words, num_kills, aims, seed, seconds=0.0):
     drawn, hit, folders = random.Random(seed), [], []
 
     def is_enough():
-        assert len(hit) < 3 * num_kills, f"some phase was never hit: {Counter(hit)}"
-        return len(hit) >= num_kills and set(aims) - {None} <= set(hit)
+        is_done = len(hit) >= num_kills and set(aims) - {None} <= set(hit)
+        assert is_done or len(hit) < max(3 * num_kills, 24), f"some phase was never hit: {Counter(hit)}"
+        return is_done
 
     while not is_enough():
         folders.append(folder / f"killed-{len(folders)}")
@@ -152,7 +153,7 @@ def test_grpo_survives(nursery, tmp_path, save_freq, num_kills):
         assert checkpoint_of(folder) == checkpoint_of(unbroken)
 
 
-@pytest.mark.parametrize("num_kills", [3, slow(6)])
+@pytest.mark.parametrize("num_kills", [slow(6)])
 def test_ppo_with_its_critic_and_its_kl_control_survives(nursery, tmp_path, num_kills):
     words = [*COMMON, *PPO]
     unbroken, _ = unbroken_run(nursery, tmp_path / "unbroken", words)
