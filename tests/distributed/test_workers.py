@@ -102,6 +102,7 @@ def test_two_equal_one_grpo_and_a_rule_ends_both(nursery, tmp_path):
     assert_equal_runs(one, two)
 
 
+@pytest.mark.slow
 def test_two_equal_one_ppo_and_go_on_after_an_interrupt(nursery, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     assert nursery.run(*WORDS, *PPO, f"trainer.default_local_dir={one}").status == 0

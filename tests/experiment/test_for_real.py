@@ -35,6 +35,7 @@ def start(tmp_path):
     return start
 
 
+@pytest.mark.slow
 def test_a_sweep_from_the_script_to_the_report(start, tmp_path):
     script = ("bash", "scripts/runs/run_kl_sweep.sh", *OPTIONS)
     planned = [json.loads(line) for line in start(*script, "--dry-run", "--", *FEW).stdout.splitlines()]

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import stat
 from pathlib import Path
 
@@ -214,6 +215,8 @@ def test_a_folder_has_one_owner(run, nursery):
     words = [*WORDS, "trainer.total_training_steps=3", f"trainer.default_local_dir={run.folder}"]
     first = nursery.start(*words)
     assert first.wait_for("rollout")
+    first.send(signal.SIGSTOP)  # it must not end before the second looks
     assert_refused(run.go_on(), 2, f"{run.folder} is in use by process {first.pid}", "trainer.default_local_dir")
+    first.send(signal.SIGCONT)
     assert first.end().status == 0
     assert run.steps() == [1, 2, 3]
