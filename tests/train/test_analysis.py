@@ -633,3 +633,12 @@ def test_groups_of_one_that_the_filter_would_drop_are_refused():
     drops = [f"{ROLLOUT}.rollout_filter_metric=reward_variance", f"{ROLLOUT}.rollout_filter_include_zero=False"]
     with pytest.raises(ConfigError, match=r"gradient_analysis_group_size=1: .* nothing would be left to analyse"):
         resolve(["model_path=pocket", *words, *drops], environ={})
+
+
+def test_a_rule_that_stops_a_run_at_a_step_to_analyse_is_told(tmp_path):
+    """The filter keeps nothing, so nothing is analysed: the run is stopped by its rule, not finished by the analysis."""
+    nothing = ["strategy=top_p", "value=0.9", "metric=length", "selection_eps=100000", "empty_stop_steps=1"]
+    nothing = [f"{ROLLOUT}.rollout_filter_{setting}" for setting in nothing]
+    ended, rows = run(tmp_path / "run", *nothing, "trainer.exit_after_gradient_analysis=True")
+    assert (ended.status, ended.rule) == ("early_stopped", "empty_filtered_steps")
+    assert "trainer/exited_after_gradient_analysis" not in rows[-1]

@@ -45,6 +45,7 @@ class Trainer:
         self.learner = Learner(config, sources, session.workers)
         self.rollouts = Rollouts(config, self.learner, session)
         self.stop = EarlyStop(StopRules.of(config))
+        self.is_over = False  # the step was analysed, and the run ends with that
 
     def fit(self) -> Ending:
         trainer = self.config.trainer
@@ -74,8 +75,8 @@ class Trainer:
             self._log_nonfinite(step, "critic", samples, updated)
             metrics |= updated.metrics
         metrics |= analysis.analyse_step(step, batch, self.rollouts, clock)
-        is_warm = step >= self.config.trainer.critic_warmup
-        if targets is not None and is_warm and not analysis.exits_after(self.config, step):
+        self.is_over = analysis.exits_after(self.config, step)
+        if targets is not None and step >= self.config.trainer.critic_warmup and not self.is_over:
             with clock("update_actor"), self.log.phase("update", total=len(samples)):
                 updated = self.learner.update_actor(step, samples, targets, self.log.advance)
             self._log_nonfinite(step, "actor", samples, updated)
@@ -105,7 +106,7 @@ class Trainer:
         )
 
     def ending(self, step: int) -> Ending | None:
-        if analysis.exits_after(self.config, step):
+        if self.is_over:
             return Ending("finished", step)
         if self.stop.rule is not None:
             return Ending("early_stopped", step, self.stop.rule, self.stop.explain())
@@ -114,7 +115,7 @@ class Trainer:
     def save(self, step: int, now: bool) -> None:
         """Besides what `save_freq` asks for, the weights after an analysed step are kept, to be probed."""
         every, analysed = self.config.trainer.save_freq, derive.is_analysis_step(self.config, step)
-        if analysis.exits_after(self.config, step):
+        if self.is_over:
             return  # the actor was not updated
         if self._is_due(step, every, now=now):
             self.session.save(step, self.parts(), keep=analysed)
