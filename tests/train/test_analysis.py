@@ -636,7 +636,7 @@ def test_groups_of_one_that_the_filter_would_drop_are_refused():
 
 
 def test_a_rule_that_stops_a_run_at_a_step_to_analyse_is_told(tmp_path):
-    """The filter keeps nothing, so nothing is analysed: the run is stopped by its rule, not finished by the analysis."""
+    """The filter keeps nothing, so nothing is analysed: the run is stopped, not finished by the analysis."""
     nothing = ["strategy=top_p", "value=0.9", "metric=length", "selection_eps=100000", "empty_stop_steps=1"]
     nothing = [f"{ROLLOUT}.rollout_filter_{setting}" for setting in nothing]
     ended, rows = run(tmp_path / "run", *nothing, "trainer.exit_after_gradient_analysis=True")
