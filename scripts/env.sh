@@ -43,6 +43,13 @@ case "${PYTHONPATH:-}:" in
 esac
 export PYTHONPATH
 
+# How messages name the command: as the user can type it, from where they are (src/ragen/command_hint.py).
+RAGEN_COMMAND="$ragen_root/ragen"
+if [ "$(pwd -P)" = "$ragen_root" ]; then
+    RAGEN_COMMAND="./ragen"
+fi
+export RAGEN_COMMAND
+
 # Relative paths on the command line start here.
 export RAGEN_CALLER_DIR="$PWD"
 cd -- "$ragen_root" || exit 2

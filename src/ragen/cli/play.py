@@ -11,6 +11,7 @@ examples:
   ragen play sokoban --agent optimal
   ragen play bandit --agent random --prompt
   ragen play sokoban --agent pocket --temperature 0.5
+  ragen play sokoban --agent pocket-sokoban           # a run: its best weights
   PYTHONPATH=$PWD ragen play my_module:MyEnvironment
 """
 
@@ -29,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="which level (default 0)")
     splits = "{train,val,test,sft}"
     made.add_argument("--split", metavar=splits, default="val", help="which set of levels (default val)")
-    agent = "who plays (default human); a model: pocket, a directory or a checkpoint, as for ragen eval"
+    agent = "who plays (default human); a model: pocket, a run, a checkpoint or a directory"
     made.add_argument("--agent", metavar="{human,random,optimal}|MODEL", default="human", help=agent)
     made.add_argument("--temperature", type=float, default=0.0, help="of a model's sampling (default 0: greedy)")
     made.add_argument("--prompt", action="store_true", help="show the prompt that a model would see")

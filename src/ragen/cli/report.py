@@ -2,21 +2,28 @@
 Markdown table of all its cells.
 
 examples:
+  ragen report pocket-sokoban
   ragen report checkpoints/RAGEN/pocket-sokoban
   ragen report logs/kl_sweep_pocket.log
 """
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ragen.cli import CommandParser
 from ragen.errors import ConfigError
 from ragen.invocation_dir import caller_folder, from_caller
 
+if TYPE_CHECKING:
+    from ragen.store.run_folder import RunFolder
+
 
 def parser() -> argparse.ArgumentParser:
     made = CommandParser("report", __doc__)
-    made.add_argument("folder", metavar="RUN|SWEEP", help="a run directory, or the summary log of an experiment")
+    made.add_argument(
+        "folder", metavar="RUN|SWEEP", help="a run, by name or directory, or the summary log of an experiment"
+    )
     return made
 
 
@@ -24,21 +31,29 @@ def run(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     from ragen.store.run_folder import RunFolder
 
-    folder = RunFolder(from_caller(options.folder, caller_folder()))
-    if folder.metrics_path.exists():
-        from ragen.report.run_report import write_report
-
-        written = [write_report(folder)]
-    else:
+    caller = caller_folder()
+    folder, record = RunFolder(from_caller(options.folder, caller)), None
+    if not folder.metrics_path.exists():
         from ragen.experiment.sweep_report import find_record, write_sweep_report
 
         record = find_record(folder.path)
-        if record is None:
-            raise ConfigError(
-                f"{folder}: not a run directory (no {folder.metrics_path.name}), and not an experiment: name its "
-                "summary log, such as logs/kl_sweep_Qwen2.5-3B.log"
-            )
+    if record is not None:
         written = list(write_sweep_report(record))
+    else:
+        from ragen.report.run_report import write_report
+
+        written = [write_report(_named(options.folder, caller))]
     for path in written:
         print(f"report: {path}")
     return 0
+
+
+def _named(name: str, caller: str) -> "RunFolder":
+    from ragen.store.find_run import named_run
+
+    try:
+        return named_run(name, caller=caller)[1]
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}. An experiment is named by its summary log, such as logs/kl_sweep_pocket.log"
+        ) from None

@@ -23,6 +23,7 @@ from ragen.invocation_dir import caller_folder, from_caller
 from ragen.report import runs as on_disk
 from ragen.report.runs import ListedRun, difference, different_settings, value_text, values_of
 from ragen.report.verdict import PREFIX, validation_tags
+from ragen.store.find_run import ROOTS, find_runs
 from ragen.terminal import Screen, shortened, table
 
 STYLES = {"running": "cyan", "finished": "green", "interrupted": "yellow", "stopped early": "red"}
@@ -54,7 +55,7 @@ def list_runs(folders: Sequence[str], sort: str = "age", metric: str | None = No
     """Print one line for each run; newest first, or sorted by a column, numbers from high to low."""
     if sort not in SORT_KEYS:
         raise ConfigError(f"--sort {shown(sort)}: must be one of {', '.join(SORT_KEYS)}{did_you_mean(sort, SORT_KEYS)}")
-    runs = sorted((on_disk.read_run(*found, metric) for found in on_disk.find_runs(folders)), key=SORT_KEYS[sort])
+    runs = sorted((on_disk.read_run(*found, metric) for found in find_runs(folders)), key=SORT_KEYS[sort])
     if metric and runs and not any(run.values for run in runs):
         known = dict.fromkeys(name for run in runs for name in run.metrics.names())
         raise ConfigError(f"--metric {shown(metric)}: no run has this metric{did_you_mean(metric, known)}")
@@ -63,7 +64,7 @@ def list_runs(folders: Sequence[str], sort: str = "age", metric: str | None = No
         return 0
     screen = Screen()
     if not runs:
-        screen.print(f"no runs below {', '.join(folders) or ' or '.join(on_disk.ROOTS)}", soft_wrap=True)
+        screen.print(f"no runs below {', '.join(folders) or ' or '.join(ROOTS)}", soft_wrap=True)
         return 0
     rows = [columns_of(run) for run in runs]
     headings = {key: key for key in rows[0]} | {"success": metric or "success"}

@@ -6,8 +6,8 @@
     training_config("FrozenLakeV1").agent_proxy.max_actions_per_turn            # 1: `train.sh frozenlake`
 
 Each of these overrides the one before: schema defaults, v1 defaults, settings that come with `pocket`
-(`pocket_defaults`), recipe, environment variables, command line. Values that follow from several keys come last, and never replace a typed key.
-`run.prepare` does the same and also looks at the runs on disk that a model comes from.
+(`pocket_defaults`), recipe, environment variables, command line. Values that follow from several keys come last, and
+never replace a typed key. `run.prepare` does the same and also looks at the runs on disk that a model comes from.
 """
 
 import os

@@ -88,7 +88,7 @@ class TracedTree:
         return [key for key, by in self._set_by.items() if by == self.recipe]
 
     def origins(self) -> dict[str, str]:
-        """Where values came from that were stated or differ from the default; one that follows another key says which."""
+        """Where each value that was stated or is not the default came from; one that follows another key says which."""
         default, raw = _values(self._default, resolve=True), _values(self._tree)
         found = {}
         for key, value in _values(self._tree, resolve=True).items():

@@ -8,7 +8,6 @@ ragen eval --api-base http://127.0.0.1:8000/v1 --api-model pocket --env sokoban
 import argparse
 import math
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -16,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ragen.command_hint import hint
 from ragen.config.quoting import quoted
 from ragen.errors import ConfigError, RunFailed
 from ragen.evaluate import models
@@ -30,12 +30,14 @@ STATUSES = {"finished": 0, "failed": 1, "stopped": 3}
 LONGEST_TIMEOUT = 1_000_000  # seconds; sockets refuse an infinite one
 EXAMPLES = """a model is
   a Hugging Face directory or hub name, pocket, a checkpoint (.../global_step_200),
-  a run directory (its newest checkpoint; for fine-tuning the merged model), or the
-  summary log of an experiment (the same for each of its runs)
+  a run, by name or directory (its best checkpoint if it keeps one, else the newest;
+  for fine-tuning the merged model), or the summary log of an experiment (the newest
+  checkpoint of each of its runs)
 
 examples:
   ragen eval pocket
   ragen eval pocket --env frozenlake --episodes 128 --samples 8
+  ragen eval pocket-sokoban --with-base       # a run against the model it began from
   ragen eval checkpoints/RAGEN/mine/global_step_150 pocket --max-turns 5,25
   ragen eval --api-base http://127.0.0.1:8000/v1 --api-model mine --env sokoban
   ragen eval pocket --output results/mine --token-ids output.format=jsonl
@@ -232,4 +234,4 @@ def how_to_resume(arguments: Sequence[str]) -> str:
     """Without `--fresh`, which would discard what has been finished."""
     kept = [argument for argument in arguments if argument != FRESH]
     command = "the same command" if len(kept) == len(arguments) else f"the same command without {FRESH}"
-    return f"finished episodes are kept; run {command} to resume: ./ragen eval {shlex.join(kept)}"
+    return f"finished episodes are kept; run {command} to resume: {hint('eval', *kept)}"

@@ -10,12 +10,13 @@ import argparse
 import json
 import os
 import re
-import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from ragen.command_hint import hint
 from ragen.errors import ConfigError, did_you_mean
 from ragen.experiment import devices, evaluation
 from ragen.experiment.check import check_all
@@ -72,7 +73,7 @@ def sweep(arguments: Sequence[str]) -> int:
             print(json.dumps(line, ensure_ascii=False))
         if plan.options.evaluate_turns:
             then = evaluation.eval_arguments(plan, [cell.checkpoint_dir for cell in plan.cells])
-            print(f"then: ./ragen eval {shlex.join(then)}", file=sys.stderr)
+            print(f"then: {hint('eval', *then)}", file=sys.stderr)
     return 0
 
 
@@ -224,7 +225,7 @@ def own_options(spec: Spec) -> list[OptionSpec]:
 
 def make_parser(spec: Spec) -> argparse.ArgumentParser:
     shown = load(spec.series[0]["plan"]) if spec.series else spec
-    script = f"bash {spec.script}" if spec.script else f"ragen sweep {spec.id}"
+    script = f"bash {spec.script}" if Path(spec.script or "?").exists() else f"ragen sweep {spec.id}"
     options = own_options(spec)
     first = [] if any(option.required for option in options) else ["--dry-run"]
     examples = "".join(f"  {script} {example}\n" for example in [*first, *spec.examples])

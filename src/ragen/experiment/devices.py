@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
+from ragen.command_hint import hint
 from ragen.config.devices import normal_list
 from ragen.errors import ConfigError
 from ragen.experiment.cluster import Cluster, Device, Node, Slot
@@ -82,7 +83,7 @@ def named(devices: Sequence[str], names: Sequence[str], where: str = "") -> dict
     if len(names) < len(devices):
         raise ConfigError(
             f"--gpus {','.join(devices)}: torch finds {len(names) or 'none'} of these {len(devices)} GPUs{where}; list "
-            "existing ones (./ragen doctor shows them), or use --gpus cpu"
+            f"existing ones ({hint('doctor')} shows them), or use --gpus cpu"
         )
     return dict(zip(devices, names, strict=True))
 

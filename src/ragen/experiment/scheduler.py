@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ragen import invocation_dir
+from ragen.command_hint import hint
 from ragen.errors import ConfigError, RunFailed
 from ragen.experiment import devices, results, run_process, wandb_sync
 from ragen.experiment.cluster import Slot, connected
@@ -149,7 +150,7 @@ def _close(plan: Plan, log: SummaryLog, gpu: str | None = None) -> int:
     if gpu is not None:
         log.append(block)
     print("\n".join(block[1:]))
-    print(f"summary: {plan.summary_path}\nreport: ./ragen report {plan.summary_path}", flush=True)
+    print(f"summary: {plan.summary_path}\nreport: {hint('report', plan.summary_path)}", flush=True)
     statuses = plan.statuses()
     return 0 if all(statuses[cell.name] == "success" for cell in plan.cells) else 1
 

@@ -32,9 +32,11 @@ def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool,
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise ConfigError(f"--temperature {temperature}: must be 0 (greedy) or more")
     model = local_model(agent)
-    if "/" not in agent and agent not in PACKAGED and not Path(agent).is_dir():
+    if model.name == agent and "/" not in agent and agent not in PACKAGED and not Path(agent).is_dir():
         known = [*PLAYERS, *PACKAGED]
-        raise ConfigError(f"--agent {agent}: no player, model or directory with this name{nearest_of(agent, known)}")
+        raise ConfigError(
+            f"--agent {agent}: no player, run, model or directory with this name{nearest_of(agent, known)}"
+        )
     wanted = Wanted([model], environments=[environment], episodes=1, samples=1, temperature=temperature)
     setting = settings(wanted)[0]
     config, tag = setting.config, setting.config.es_manager.val.env_configs.tags[0]

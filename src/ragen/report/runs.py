@@ -1,6 +1,6 @@
 """The runs on disk: find them, read what each one says about itself, and compare two level by level.
 
-    runs = [read_run(name, folder) for name, folder in find_runs([Path("checkpoints")])]
+    runs = [read_run(name, folder) for name, folder in find_runs(["checkpoints"])]     # of store.find_run
     runs[0].status, runs[0].last             # "finished", Value(step=100, value=0.6, interval=Interval(…))
     difference(runs[0], runs[1], "SimpleSokoban")      # the paired change on the levels that both validated on
 
@@ -9,7 +9,6 @@ end is running if its owner lives, finished if it has used up its budget, and in
 """
 
 import math
-import os
 import re
 import socket
 import time
@@ -26,17 +25,13 @@ import yaml
 from ragen.config.identity_keys import WHERE, changes_only
 from ragen.config.tree import leaves
 from ragen.diagnose.health import Health
-from ragen.errors import ConfigError, did_you_mean, shown
 from ragen.format import percent, short
 from ragen.report.settings import not_default
 from ragen.report.verdict import PREFIX, early_stop, validation_tags
 from ragen.statistics import Difference, Interval, paired_difference
 from ragen.store.episodes import read_episodes
+from ragen.store.find_run import named_run
 from ragen.store.run_folder import Metrics, RunFolder
-
-# Default output directories of runs, sweeps and fine-tuning (models/sft/…/lora_weights).
-ROOTS = ("checkpoints", "model_saving", "models")
-SKIPPED = ("episodes", "tensorboard", "wandb")  # large directories below a run
 
 
 class Value(NamedTuple):
@@ -123,42 +118,9 @@ class ListedRun:
         }
 
 
-def find_runs(folders: Sequence[str] = ()) -> list[tuple[str, RunFolder]]:
-    """Every run folder at or below `folders` (default `ROOTS`), named by its path below that folder."""
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise ConfigError(f"{shown(folder)}: no such directory")
-    found: dict[Path, tuple[str, RunFolder]] = {}
-    for root in filter(Path.is_dir, map(Path, folders or ROOTS)):
-        for directory, folders_below, files in os.walk(root):
-            folders_below[:] = sorted(
-                name for name in folders_below if name not in SKIPPED and not name.startswith((".", "global_step_"))
-            )
-            path = Path(directory)
-            if _is_run(files):
-                name = path.relative_to(root).as_posix() if path != root else path.resolve().name
-                found.setdefault(path.resolve(), (name, RunFolder(path)))
-    return list(found.values())
-
-
 def find_run(name: str, folders: Sequence[str] = (), caller: str = "") -> ListedRun:
-    """A run by its folder, its name, or the end of its name."""
-    for path in (Path(caller, name), Path(name)):
-        if path.is_dir() and _is_run(os.listdir(path)):
-            return read_run(name.rstrip("/"), RunFolder(path))
-    known = dict(find_runs(folders))
-    matches = [name] if name in known else [other for other in known if other.endswith(f"/{name}")]
-    if len(matches) > 1:
-        raise ConfigError(f"run {shown(name)}: several runs match: {', '.join(matches)}")
-    if not matches:
-        raise ConfigError(f"run {shown(name)}: no such run or run directory{did_you_mean(name, known)}")
-    return read_run(matches[0], known[matches[0]])
-
-
-def _is_run(files: Sequence[str]) -> bool:
-    """Metrics make a run; one that has just started has a config and an owner."""
-    folder = RunFolder("")
-    return folder.metrics_path.name in files or {folder.config_path.name, folder.owner_path.name} <= set(files)
+    """A run by its folder, its name, or the end of its name; raises if there is none."""
+    return read_run(*named_run(name, folders, caller))
 
 
 def read_run(name: str, folder: RunFolder, metric: str | None = None) -> ListedRun:

@@ -26,6 +26,7 @@ from ragen.store.fsync import write_whole
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
+BEST = "best_checkpoint.json"  # {"step": 75, "success": 0.61}
 REPLACED = ".replaced"  # suffix of a checkpoint while another one of the same step replaces it
 _NAME = re.compile(rf"global_step_(\d+)({re.escape(REPLACED)})?")
 _CHUNK = 1 << 24
@@ -118,6 +119,16 @@ def is_resumable(path: str | os.PathLike[str]) -> bool:
 def latest(folder: str | os.PathLike[str]) -> Path | None:
     """The checkpoint that the tracker names, or else, if that one is not whole, the newest one that is."""
     return find_latest(folder)[0]
+
+
+def best(folder: str | os.PathLike[str]) -> Path | None:
+    """The checkpoint with the highest validation success, if the run keeps it and it is whole."""
+    try:
+        step = json.loads((Path(folder) / BEST).read_bytes())["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # `latest` is used instead
+    path = Path(folder) / checkpoint_name(step)
+    return path if is_whole(path) else None
 
 
 def find_latest(folder: str | os.PathLike[str]) -> tuple[Path | None, str]:
