@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ragen.format import compact, duration, percent, short
-from ragen.run.console import LiveConsole, PlainConsole, make_console, sparkline, step_line
+from ragen.run.console import LiveConsole, PlainConsole, make_console, short_step_line, sparkline, step_line
 
 SUMMARY = validation_metrics(0.451, 0.408, 0.494, random=0.195, optimal=1.0, greedy_success=0.52)
 METRICS = {
@@ -45,7 +45,7 @@ def run_through(console):
                 pass
             console.step(step, METRICS | {"actor/grad_norm": math.nan})
         console.note("[not markup] a note")
-        console.close(report="runs/x/report.html")
+        console.close(["report: runs/x/report.html"])
 
 
 # --- plain --------------------------------------------------------------------------------------------------------
@@ -53,6 +53,32 @@ def run_through(console):
 
 def test_plain_output_to_the_letter(capsys):
     run_through(PlainConsole("runs/x"))
+    out, err = capsys.readouterr()
+    training = (
+        "train/CoordSokoban/success:0.414 - train/reward:3.212 - actor/entropy:0.4124 - actor/grad_norm:nan - "
+        "rollout/filter_kept_ratio:0.75"
+    )
+    assert out.splitlines() == [
+        "run folder: runs/x",
+        "step:0 - val-env/CoordSokoban/success:0.451",
+        *(f"step:{step} - {training}" for step in (1, 2, 3)),
+        "[not markup] a note",
+        "report: runs/x/report.html",
+    ]
+    assert err == ""
+
+
+def test_a_piped_line_has_200_characters_and_the_metrics_of_many_environments():
+    metrics = {f"val-env/Environment{index}/success": index / 7 for index in range(9)} | METRICS
+    line = short_step_line(12345, metrics)
+    assert len(line) <= 200 and line.startswith("step:12345 - val-env/Environment0/success:0 - ")
+    long = short_step_line(3, {f"val-env/{'x' * 300}/success": 0.5, "train/reward": 1.0})
+    assert long == "step:3 - train/reward:1", "what does not fit is left to the file"
+    assert short_step_line(3, {"other/metric": 2.0}) == "step:3 - other/metric:2", "nothing that people follow"
+
+
+def test_all_metrics_in_plain_output_when_asked(capsys):
+    run_through(make_console(3, [], "runs/x", all_metrics=True))
     out, err = capsys.readouterr()
     validation = (
         "step:0 - val-env/CoordSokoban/success:0.451 - val-env/CoordSokoban/success_low:0.408 - "

@@ -2,13 +2,16 @@
 Markdown table of all its cells.
 
 examples:
-  ragen report pocket-sokoban
+  ragen report pocket-sokoban --open
   ragen report checkpoints/RAGEN/pocket-sokoban
   ragen report logs/kl_sweep_pocket.log
 """
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragen.cli import CommandParser
@@ -24,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "folder", metavar="RUN|SWEEP", help="a run, by name or directory, or the summary log of an experiment"
     )
+    made.add_argument("--open", action="store_true", help="also open it in a browser")
     return made
 
 
@@ -45,7 +49,19 @@ def run(arguments: Sequence[str]) -> int:
         written = [write_report(_named(options.folder, caller))]
     for path in written:
         print(f"report: {path}")
+    if options.open:
+        _open(next(path for path in written if path.suffix == ".html"))
     return 0
+
+
+def _open(page: Path) -> None:
+    """In a browser, where there is a desktop: a text browser, which `webbrowser` may find, would take the terminal."""
+    import webbrowser
+
+    address = page.resolve().as_uri()
+    has_desktop = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    if not (has_desktop and webbrowser.open(address)):
+        print(f"no browser here: copy the file, or open {address}")
 
 
 def _named(name: str, caller: str) -> "RunFolder":

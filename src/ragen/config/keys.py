@@ -165,9 +165,10 @@ def _nearest(key: str, known: list[str]) -> str | None:
     near = (
         [name for sibling, name in siblings.items() if sibling.startswith(leaf)]  # cut short
         or [name for name in same_leaf if parent and name.startswith(f"{section}.")]  # with a level left out
+        or (get_close_matches(key, known, n=1, cutoff=0.92) if parent else [])  # misspelt
         or _everyday(key)
         or [name for sibling, name in siblings.items() if set(leaf.split("_")) <= set(sibling.split("_"))]
-        or [siblings[sibling] for sibling in get_close_matches(leaf, siblings, n=1, cutoff=0.6)]  # misspelt
+        or [siblings[sibling] for sibling in get_close_matches(leaf, siblings, n=1, cutoff=0.6)]
         or get_close_matches(key, known, n=1, cutoff=0.85)
         or sorted(same_leaf, key=lambda name: section not in name)
         or _everyday(key, cutoff=0.8)

@@ -379,6 +379,7 @@ class Trainer:
     default_hdfs_dir: str | None = key(None, no_effect="runs are written to local directories")
     local_log_dir: str = key("results/", no_effect="a run writes everything into trainer.default_local_dir")
     logger: list[str] = key(["console", "wandb"], choices=LOGGERS, changes_only=LOGGING)
+    console_metrics: str = key("main", choices=("main", "all"), changes_only=LOGGING)  # of the piped line of a step
     total_training_steps: int = key(200, at_least=1, changes_only=BUDGET)
     total_epochs: int | None = key(None, no_effect="trainer.total_training_steps is the budget")
     n_gpus_per_node: int = key(1, at_least=1, at_most=1024, changes_only=DEVICES)

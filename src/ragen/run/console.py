@@ -6,11 +6,12 @@
         console.validation(10, summary)              # `val-env/…` metrics, as soon as they are known
         console.step(10, metrics | summary)          # everything that was measured in the step
         console.stopped("low_validation_success", "below 1 % in 5 validations")      # where a rule ended the run
-        console.close(report=path)                   # optional: what the last line names
+        console.close(["report: …"])                 # optional: the last lines
 
 On a terminal it is a panel that stays in place. Elsewhere (a pipe, a log file, a dumb terminal, or `trainer.logger`
-without `console`) it is exactly one line a step, `step:10 - actor/entropy:0.4123 - …`, for people who grep. The first
-and the last printed line name the run folder, in both. Errors go to stderr; a rule that ends a run is not an error:
+without `console`) it is exactly one line a step, `step:10 - actor/entropy:0.4123 - …`, for people who grep: the metrics
+that people follow, or with `trainer.console_metrics=all` all of them. The first and the last printed line name the run
+folder, in both. Errors go to stderr; a rule that ends a run is not an error:
 its line stands among the others.
 """
 
@@ -18,8 +19,9 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from os import PathLike
 from typing import Any, TextIO
 
@@ -42,6 +44,22 @@ SPARK_STEPS = 60  # training steps that the small curve shows, at most
 MAX_TAGS = 4
 MAX_WIDTH = 100
 LABEL_WIDTH = 11
+LONGEST_LINE = 200  # of a step, where the output is not a terminal
+FOLLOWED = (  # metrics of that line, the most important first
+    "val-env/*/success",
+    "train/*/success",
+    "train/reward",
+    "train/loss",
+    "val/loss",
+    "actor/entropy",
+    "actor/grad_norm",
+    "rollout/filter_kept_ratio",
+    "timing_s/step",
+    "actor/kl_loss",
+    "critic/vf_loss",
+    "train/format_valid",
+    "health/num_warnings",
+)
 FILTER_REASON = "rollout/filter_reason/"
 
 
@@ -52,20 +70,22 @@ def make_console(
     *,
     title: str = "",
     first_step: int = 0,
+    all_metrics: bool = False,
     screen: RichConsole | None = None,
 ) -> "PlainConsole | LiveConsole":
     """The view that suits where the output goes. `first_step`: steps that a resumed run already has behind it."""
     screen = screen or RichConsole(highlight=False)
     if "console" in logger_names and screen.is_terminal and not screen.is_dumb_terminal:
         return LiveConsole(total_steps, str(run_folder), title, first_step, screen)
-    return PlainConsole(str(run_folder))
+    return PlainConsole(str(run_folder), all_metrics=all_metrics)
 
 
 class PlainConsole:
     """One line a step."""
 
-    def __init__(self, run_folder: str, out: TextIO | None = None):
+    def __init__(self, run_folder: str, out: TextIO | None = None, all_metrics: bool = False):
         self._folder = run_folder
+        self._line = step_line if all_metrics else short_step_line
         self._out = out
         self._last_line = f"run folder: {run_folder}"
 
@@ -84,7 +104,7 @@ class PlainConsole:
     def validation(self, step: int, summary: Summary) -> None: ...  # its values are part of the step's metrics
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self.note(step_line(step, metrics))
+        self.note(self._line(step, metrics))
 
     def stopped(self, rule: str, explanation: str) -> None:
         self.note(stopped_line(rule, explanation))
@@ -95,10 +115,9 @@ class PlainConsole:
     def error(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    def close(self, report: str | PathLike[str] | None = None) -> None:
-        """Name the report in the last line."""
-        if report is not None:
-            self._last_line = f"report: {report}"
+    def close(self, last_lines: Iterable[str]) -> None:
+        """What to print at the end, instead of the run folder."""
+        self._last_line = "\n".join(last_lines)
 
 
 class LiveConsole(PlainConsole):
@@ -341,6 +360,17 @@ class _Validation:
 def step_line(step: int, metrics: Mapping[str, Any]) -> str:
     """`step:10 - actor/entropy:0.4123 - …`: numbers only, one line, whatever a metric is called."""
     return " - ".join([f"step:{step}", *(f"{key}:{short(value)}" for key, value in numbers(metrics).items())])
+
+
+def short_step_line(step: int, metrics: Mapping[str, Any]) -> str:
+    """`step_line` with the metrics that people follow, as many as fit."""
+    values = numbers(metrics)
+    followed = [key for pattern in FOLLOWED for key in values if fnmatchcase(key, pattern)]
+    line = f"step:{step}"
+    for key in dict.fromkeys(followed or values):
+        item = f" - {key}:{short(values[key])}"
+        line += item if len(line) + len(item) <= LONGEST_LINE else ""
+    return line
 
 
 def _tags(metrics: Mapping[str, Any], prefix: str) -> list[str]:

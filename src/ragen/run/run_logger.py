@@ -19,6 +19,7 @@ from ragen.config.schema import Config
 from ragen.diagnose.health import Health
 from ragen.report.run_report import write_report
 from ragen.run.console import PlainConsole, make_console
+from ragen.run.next_steps import last_lines
 from ragen.run.sinks import Sink, make_sinks
 from ragen.store import json_lines
 from ragen.store.episodes import Render, episode_record
@@ -117,8 +118,7 @@ class RunLogger(NullLogger):
         else:
             report = write_report(self.folder, ending(status, step, rule, explanation))
             self.folder.write_finished(status, step, rule, explanation)  # last: a run killed before this line resumes
-        self.console.note(f"to write the report again: ./ragen report {self.folder}")
-        self.console.close(report=report)
+        self.console.close(last_lines(self.config, self.folder.path, report))
         return report
 
 
@@ -128,7 +128,8 @@ def run_logger(config: Config, decision: Decision) -> Iterator[RunLogger]:
     folder, total = decision.folder, config.trainer.total_training_steps
     title = f"{config.trainer.experiment_name} · {config.model_path}"
     first = decision.first_step - 1
-    with make_console(total, config.trainer.logger, folder.path, title=title, first_step=first) as console:
+    options = {"title": title, "first_step": first, "all_metrics": config.trainer.console_metrics == "all"}
+    with make_console(total, config.trainer.logger, folder.path, **options) as console:
         folder.write_config(config)
         for name in (GROUP_TABLE, GRADIENT_TABLE):
             json_lines.rewind(folder.path / name, lambda record: record["step"] <= first)
