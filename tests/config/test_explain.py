@@ -69,7 +69,7 @@ def test_an_optimum_that_is_too_much_work_is_not_computed():
     for per_turn in (7, 10):
         overrides = lines(slippery, f"agent_proxy.max_actions_per_turn={per_turn}", config_name="_3_frozen_lake")
         assert any("random play succeeds in" in line for line in overrides)
-        assert any("CoordFrozenLake: optimal: not computed, because 4 actions" in line for line in overrides)
+        assert any("CoordFrozenLake: optimal play: unknown, because 4 actions" in line for line in overrides)
 
 
 def test_an_endless_budget_is_not_followed():

@@ -24,7 +24,8 @@ def in_the_checkout(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("environment", "game"), [("sokoban", "sokoban"), ("frozenlake", "frozenlake"), ("two_armed_bandit", "TwoArmedBandit")]
+    ("environment", "game"),
+    [("sokoban", "sokoban"), ("frozenlake", "frozenlake"), ("two_armed_bandit", "two_armed_bandit")],
 )
 def test_three_commands_where_weights_were_kept(tmp_path, monkeypatch, environment, game):
     monkeypatch.chdir(tmp_path)

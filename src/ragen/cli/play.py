@@ -3,7 +3,8 @@
 keys:
   arrows or w a s d, or the number or name of an action
   u undo   h hint   p the prompt of a model   r restart   n next level   q quit
-  Without a terminal, one answer is read per line.
+  Without a terminal, one answer is read per line. Where any text is an action,
+  type it and press Enter; the commands are then :u :h :p :r :n :q.
 
 examples:
   ragen play sokoban

@@ -153,7 +153,7 @@ def success_lines(config: Config, has_training: bool) -> Iterator[str]:
             )
         for player, reason in players.items():
             if isinstance(reason, str):
-                yield f"{tag}: {player}: not computed, because {reason}"
+                yield f"{tag}: {player} play: unknown, because {reason}"
         if has_training and tag in config.es_manager.train.env_configs.tags:
             yield f"{tag}: {_overlap(config, env, seeds[:MAX_LEVELS])}"
 

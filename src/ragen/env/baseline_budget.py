@@ -7,28 +7,27 @@ The work is estimated from the number of states and answers, so the result does 
 are too much work, it solves fewer; if even a few are too much, it returns the reason.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat
 from operator import mul
 
 from ragen.env.base import Environment, State
-from ragen.env.solve import Budget, optimal_success, outcomes, random_success
+from ragen.env.solve import (
+    Baselines,
+    Budget,
+    hidden_information,
+    mean_success,
+    optimal_success,
+    outcomes,
+    random_success,
+)
 
 MAX_LEVELS = 2_048
 MAX_WORK = 8_000_000  # additions: a few seconds
 MIN_LEVELS = 8  # a mean over fewer is noise
 MAX_STATES = 20_000  # explored for the estimate
 WORK_OF_ONE_STEP = 300  # if an environment computes random play itself
-
-
-@dataclass(frozen=True)
-class Baselines:
-    """Mean success over the levels, or why it was not computed."""
-
-    random: float | str
-    optimal: float | str
-    num_levels: int
 
 
 def baselines_within_budget(env: Environment, seeds: Sequence[int], split: str, budget: Budget) -> Baselines:
@@ -43,19 +42,10 @@ def baselines_within_budget(env: Environment, seeds: Sequence[int], split: str, 
     num_levels = min(len(seeds), MAX_LEVELS, *(MAX_WORK // max(work, 1) for work in feasible))
     states = [env.reset(seed, split) for seed in seeds[:num_levels]]
     random, optimal = (
-        _mean(env, states, budget, solve) if work <= limit else _reason(env, first, budget)
+        mean_success(env, states, budget, solve) if work <= limit else _reason(env, first, budget)
         for solve, work in works.items()
     )
-    return Baselines(random, optimal, num_levels)
-
-
-def _mean(env: Environment, states: list[State], budget: Budget, solve: Callable) -> float | str:
-    # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: solve each once.
-    try:
-        values = {state: solve(env, state, budget) for state in set(states)}
-    except ValueError as error:  # an environment whose outcomes cannot be listed
-        return str(error)
-    return sum(values[state] for state in states) / len(states)
+    return Baselines(random, hidden_information(env, states) or optimal, num_levels)
 
 
 def _random_work(env: Environment, state: State, budget: Budget) -> int:

@@ -6,13 +6,14 @@
     best_actions(env, env.reset(123, "val"), budget)    # a perfect agent's next answer
 
 This works on any environment whose `chances` lists the outcomes of a step, and calls the same `step` as play does. An
-environment may provide a faster way (`Environment.shortest_plan`, `Environment.random_success`).
+environment may provide a faster way (`Environment.shortest_plan`, `Environment.random_success`). A baseline that is
+unknown is a text with the reason: any text is an action, outcomes cannot be listed, part of the state is hidden.
 
 A perfect agent sees what ours sees: in a turn it commits to several actions at once, without seeing what the first ones
 did. On slippery ground that costs success, and the optimum includes that cost.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -22,6 +23,7 @@ MAX_SEQUENCES = 20_000  # action sequences of one turn to compare; more would ta
 MAX_STATES = 1_000_000  # states a search may visit
 TIE = 1e-12  # smaller differences are rounding
 
+Solver = Callable[[Environment, State, "Budget"], float]
 Values = dict[int | None, list[float]]  # actions left (None: enough for every turn) -> the value of each state
 
 
@@ -45,10 +47,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class Baselines:
-    """Mean success over a set of levels."""
+    """Mean success over a set of levels, or why it is unknown."""
 
-    random: float
-    optimal: float
+    random: float | str
+    optimal: float | str
     num_levels: int
 
 
@@ -57,13 +59,38 @@ def baselines(env: Environment, seeds: Iterable[int], split: str, budget: Budget
     states = [env.reset(seed, split) for seed in seeds]
     if not states:
         raise ValueError("no seeds: a baseline needs at least one level")
-    # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: solve each once.
-    values = {state: (random_success(env, state, budget), optimal_success(env, state, budget)) for state in set(states)}
+    hidden = hidden_information(env, states)
     return Baselines(
-        random=sum(values[state][0] for state in states) / len(states),
-        optimal=sum(values[state][1] for state in states) / len(states),
+        random=mean_success(env, states, budget, random_success),
+        optimal=hidden or mean_success(env, states, budget, optimal_success),
         num_levels=len(states),
     )
+
+
+def mean_success(env: Environment, states: Sequence[State], budget: Budget, solve: Solver) -> float | str:
+    """The mean over these starting states, or why it is unknown."""
+    # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: solve each once.
+    try:
+        values = {state: solve(env, state, budget) for state in set(states)}
+    except ValueError as error:
+        return str(error)
+    return sum(values[state] for state in states) / len(states)
+
+
+def hidden_information(env: Environment, states: Iterable[State] = ()) -> str:
+    """Why the best play is unknown in a game that hides part of its state; empty where the agent sees all of it.
+
+    A search knows the whole state: it would play a hidden-information game with open cards. Such a game says so
+    (`Environment.HIDDEN_INFORMATION`), or is found by two levels that look alike and are not equal.
+    """
+    if env.HIDDEN_INFORMATION:
+        return f"{type(env).__name__} hides part of its state from the agent"
+    seen: dict[tuple[str, ...], State] = {}
+    for state in states:
+        look = (env.render(state), *env.action_names(state).values())
+        if seen.setdefault(look, state) != state:
+            return f"{type(env).__name__} has different levels that look alike: part of the state is hidden"
+    return ""
 
 
 def overlap(env: Environment, seeds_a: Iterable[int], split_a: str, seeds_b: Iterable[int], split_b: str) -> float:
@@ -80,6 +107,7 @@ def random_success(env: Environment, state: State, budget: Budget) -> float:
     known = env.random_success(state, budget.total)
     if known is not NotImplemented:
         return known
+    _check_actions(env, state)
     distribution = {state: 1.0}
     won = 0.0
     for _ in range(budget.total):
@@ -110,6 +138,8 @@ def best_actions(env: Environment, state: State, budget: Budget) -> tuple[Action
 def shortest_plan(env: Environment, state: State) -> tuple[Action, ...] | None:
     """The shortest sequence of actions that wins a game without chance, or None."""
     known = env.shortest_plan(state)
+    if known is NotImplemented:
+        _check_actions(env, state)
     return _search_plan(env, state, depth=None) if known is NotImplemented else known
 
 
@@ -148,6 +178,11 @@ def _search_plan(env: Environment, state: State, depth: int | None) -> tuple[Act
     return None
 
 
+def _check_actions(env: Environment, state: State) -> None:
+    if not env.action_names(state):
+        raise ValueError(f"any text is an action in {type(env).__name__}, and texts cannot all be tried")
+
+
 def _check_size(env: Environment, num_states: int) -> None:
     if num_states > MAX_STATES:
         raise ValueError(f"{type(env).__name__}: more than {MAX_STATES} states, too many for an exact answer")
@@ -157,6 +192,7 @@ def _solve_turn(env: Environment, state: State, budget: Budget) -> tuple[float, 
     """The optimal success and the actions of the next turn."""
     plan = env.shortest_plan(state)
     if plan is NotImplemented:
+        _check_actions(env, state)
         model = _Model(env, state, budget.total)
         if not model.is_certain:
             return _iterate_values(model, budget)

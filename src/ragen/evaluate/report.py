@@ -72,7 +72,7 @@ def _baseline(name: str, rows: Sequence[ModelResult], shown: Sequence[ModelResul
     for max_turn in dict.fromkeys(row.max_turn for row in shown):
         reached = next(row.reached for row in shown if row.max_turn == max_turn)
         value = getattr(reached, name)
-        texts = {"model": f"{name} play", "turns": str(max_turn), "notes": value}
+        texts = {"model": f"{name} play", "turns": str(max_turn), "success": "unknown", "notes": value}
         if isinstance(value, float):
             is_whole = reached.num_levels >= max(len(row.asked) for row in shown)
             texts |= {"success": percent(value), "notes": "exact"}

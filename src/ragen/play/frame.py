@@ -119,6 +119,8 @@ def _move_lines(level: PlayedLevel, width: int) -> str:
 @functools.cache  # a finished level may be drawn twice
 def optimum(game: Game, seed: int, split: str) -> str:
     """The best plan from the start; where actions have several outcomes, the best first action and its chance."""
+    if game.unknown_optimum:
+        return f"optimal play: unknown ({game.unknown_optimum})"
     level = PlayedLevel(game, seed, split)
     chances = [game.env.chances(level.episode.state, action) for action in level.actions]
     if not all(outcomes is not None and len(outcomes) == 1 for outcomes in chances):

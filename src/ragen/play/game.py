@@ -9,6 +9,7 @@ A player has as many actions as the tag's agents have in all their turns. The ru
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 from ragen.agent.episode import actions_left, noise_stream, take_turn
@@ -17,10 +18,11 @@ from ragen.config.compose import training_config
 from ragen.config.schema import Config
 from ragen.env.base import Action, Tag
 from ragen.env.registry import ENVIRONMENTS, SHORT_NAMES, catalogue, make, tags_of
-from ragen.env.solve import Budget, best_actions, optimal_success
+from ragen.env.solve import Budget, best_actions, hidden_information, optimal_success
 from ragen.errors import ConfigError, nearest_of
 from ragen.types import EpisodeState, TurnResult
 
+NUM_COMPARED = 16  # levels of a split in which hidden information is looked for
 PLAYERS = ("human", "random", "optimal")  # every other agent is a model
 
 
@@ -56,6 +58,14 @@ class Game:
         self.drawn_env = self.env
         if hasattr(self.env.config, "observation_format"):
             self.drawn_env = type(self.env)(dataclasses.replace(self.env.config, observation_format="grid"))
+
+    @functools.cached_property
+    def unknown_optimum(self) -> str:
+        """Why nobody can say how to play best, or empty."""
+        states = [self.env.reset(seed, split) for split in ("val", "train") for seed in range(NUM_COMPARED)]
+        if not self.env.action_names(states[0]) and self.env.shortest_plan(states[0]) is NotImplemented:
+            return "any text is an action"
+        return hidden_information(self.env, states)
 
     def best_actions(self, episode: EpisodeState) -> list[str]:
         names = self.env.action_names(episode.state)

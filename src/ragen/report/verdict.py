@@ -189,7 +189,8 @@ def _standing(values: Sequence[Validated]) -> Iterator[str]:
         levels = f"Random play reaches {percent(random)} and optimal play {percent(optimal)} of these levels"
         yield f"{levels}{': the agent is at the optimum' if covered >= 1 else distance}."
     else:
-        yield f"Random play reaches {percent(random)} of these levels."
+        unknown = "; the best possible is unknown" if optimal is None else ""
+        yield f"Random play reaches {percent(random)} of these levels{unknown}."
     if last.interval is not None and random in last.interval:
         yield "The agent is not distinguishable from random play."
     elif last.success < random:

@@ -33,8 +33,10 @@ class Validator:
         self.config, self.worlds, self.workers = config, worlds, workers
         self.requests = requests(config)
         self.fixed = self._baselines()
+        known = {tag for tag in worlds if f"val-env/{tag}/optimal" in self.fixed}
         self.lengths = {
-            (request.tag, request.seed): _optimal_length(worlds[request.tag], request.seed) for request in self.requests
+            (tag, seed): _optimal_length(worlds[tag], seed) if tag in known else None
+            for tag, seed in ((request.tag, request.seed) for request in self.requests)
         }
 
     def run(
@@ -101,7 +103,8 @@ class Validator:
         for tag in dict.fromkeys(request.tag for request in self.requests):
             seeds = [request.seed for request in self.requests if request.tag == tag]
             reached = baselines(self.worlds[tag].env, seeds, SPLIT, derive.budget(self.config, tag))
-            metrics |= {f"val-env/{tag}/random": reached.random, f"val-env/{tag}/optimal": reached.optimal}
+            values = {"random": reached.random, "optimal": reached.optimal}
+            metrics |= {f"val-env/{tag}/{name}": value for name, value in values.items() if not isinstance(value, str)}
         return metrics
 
 
