@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from ragen import __version__
 from ragen.errors import RunFailed, did_you_mean
+from ragen.machine import check_platform
 
 VERBS = {
     "train": "train an agent, or show the plan of a run (--dry-run)",
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without √ still shows the board
     try:
+        check_platform()
         status = verb_module(verb).run(rest)
         if sys.stdout is not None:
             sys.stdout.flush()  # while a failure still has a handler
