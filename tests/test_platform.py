@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import ragen
+from ragen.api import train
 from ragen.cli import main
 from ragen.errors import ConfigError
 
@@ -22,7 +22,7 @@ def test_the_command_refuses_windows(monkeypatch, capsys, platform):
     said = capsys.readouterr().err
     assert "does not run on Windows" in said and "wsl --install" in said
     with pytest.raises(ConfigError, match="WSL"):
-        ragen.train("sokoban")
+        train("sokoban")
 
 
 def test_the_scripts_refuse_windows(tmp_path):
