@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 def train(*overrides: Any, config_name: str | None = None, config_dir: str | None = None) -> "Run":
     """Train, and return how it ended. Bad overrides raise `ConfigError` before anything is loaded."""
-    from ragen.config.schema import Config
     from ragen.machine import check_platform
-    from ragen.run.prepare import prepare
 
     check_platform()
+    from ragen.config.schema import Config
+    from ragen.run.prepare import prepare
+
     if len(overrides) == 1 and isinstance(overrides[0], Config):
         return run_config(overrides[0])
     return run_config(prepare(list(overrides), config_name, config_dir).config)
