@@ -5,6 +5,7 @@
     manifest.is_resumable
 
     latest_checkpointed_iteration.txt              the tracker: the step of the latest checkpoint
+    best_checkpoint.json                           the step with the highest validation success, which stays
     global_step_200/manifest.json                  every file with its size and checksum, and what the checkpoint holds
     global_step_200/actor/…                        see `checkpoint`
     .global_step_300.part/                         one that is being written, or that a killed run left behind
@@ -25,8 +26,8 @@ from ragen.errors import ConfigError
 from ragen.store.fsync import write_whole
 
 TRACKER = "latest_checkpointed_iteration.txt"
+BEST = "best_checkpoint.json"
 MANIFEST = "manifest.json"
-BEST = "best_checkpoint.json"  # {"step": 75, "success": 0.61}
 REPLACED = ".replaced"  # suffix of a checkpoint while another one of the same step replaces it
 _NAME = re.compile(rf"global_step_(\d+)({re.escape(REPLACED)})?")
 _CHUNK = 1 << 24
@@ -51,6 +52,14 @@ class OtherModel(CheckpointError):
 class FileSum(NamedTuple):
     size: int
     crc32: int
+
+
+@dataclass(frozen=True)
+class Best:
+    """The checkpoint with the highest validation success so far."""
+
+    step: int
+    success: float
 
 
 @dataclass(frozen=True)
@@ -121,16 +130,6 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
     return find_latest(folder)[0]
 
 
-def best(folder: str | os.PathLike[str]) -> Path | None:
-    """The checkpoint with the highest validation success, if the run keeps it and it is whole."""
-    try:
-        step = json.loads((Path(folder) / BEST).read_bytes())["step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # `latest` is used instead
-    path = Path(folder) / checkpoint_name(step)
-    return path if is_whole(path) else None
-
-
 def find_latest(folder: str | os.PathLike[str]) -> tuple[Path | None, str]:
     """`latest`, and what is wrong with the one that the tracker names, if anything."""
     folder = Path(folder)
@@ -146,6 +145,23 @@ def find_latest(folder: str | os.PathLike[str]) -> tuple[Path | None, str]:
         if is_whole(path) and (manifest := read_manifest(path)).tracked and "actor" in manifest.contents:
             return path, trouble
     return None, trouble
+
+
+def best(folder: str | os.PathLike[str]) -> Path | None:
+    """The checkpoint with the highest validation success, where one is kept and whole."""
+    found = read_best(folder)
+    path = None if found is None else Path(folder) / checkpoint_name(found.step)
+    return path if path is not None and is_whole(path) else None
+
+
+def read_best(folder: str | os.PathLike[str]) -> Best | None:
+    """What `best_checkpoint.json` says; None where there is none, or none that can be read."""
+    path = Path(folder) / BEST
+    try:
+        record = json.loads(path.read_bytes())
+        return Best(int(record["step"]), float(record["success"]))
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return None
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -214,6 +230,10 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     tree["files"] = {name: list(values) for name, values in manifest.files.items()}
     content = json.dumps({"checkpoint": tree, "crc32": _tree_sum(tree)}, indent=1)
     write_whole(path / MANIFEST, content.encode())
+
+
+def write_best(folder: Path, best: Best) -> None:
+    write_whole(folder / BEST, json.dumps(asdict(best)).encode())
 
 
 def write_tracker(folder: Path, step: int) -> None:
