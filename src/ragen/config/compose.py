@@ -192,7 +192,8 @@ def _apply_pocket_defaults(tree: TracedTree, assigned: Mapping[str, Typed], pack
     boards = {key.split(".")[1] for key in own if key.startswith("custom_envs.")}
     tags = {key: value_at(config, key) for key in (pocket_defaults.TRAIN_TAGS, pocket_defaults.VAL_TAGS)}
     notes = []
-    for key, value in pocket_defaults.settings(*tags.values(), keep=boards).items():
+    train_tags, val_tags = tags.values()
+    for key, value in pocket_defaults.settings(train_tags, val_tags, keep=boards).items():
         is_board = key in tags and key not in own
         other = pocket_defaults.GIVES_WAY_TO.get(key)
         if (key in stated and not is_board) or (other in stated and value_at(config, str(other))):

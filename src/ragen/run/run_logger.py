@@ -128,8 +128,10 @@ def run_logger(config: Config, decision: Decision) -> Iterator[RunLogger]:
     folder, total = decision.folder, config.trainer.total_training_steps
     title = f"{config.trainer.experiment_name} · {config.model_path}"
     first = decision.first_step - 1
-    options = {"title": title, "first_step": first, "all_metrics": config.trainer.console_metrics == "all"}
-    with make_console(total, config.trainer.logger, folder.path, **options) as console:
+    shows_all = config.trainer.console_metrics == "all"
+    with make_console(
+        total, config.trainer.logger, folder.path, title=title, first_step=first, all_metrics=shows_all
+    ) as console:
         folder.write_config(config)
         for name in (GROUP_TABLE, GRADIENT_TABLE):
             json_lines.rewind(folder.path / name, lambda record: record["step"] <= first)
