@@ -156,8 +156,9 @@ def suggest(key: str, environment: str | None) -> str:
 
 
 def _nearest(key: str, known: list[str]) -> str | None:
-    """A key that does something. Of fine-tuning only where the user was typing one."""
+    """A key that does something, but for a slip in a longer name. Of fine-tuning only where the user was typing one."""
     section, (parent, _, leaf) = key.partition(".")[0], key.rpartition(".")
+    slips = get_close_matches(key, known, n=1, cutoff=0.92) if "." in key else []
     known = [name for name in known if not no_effect(name)]
     known.sort(key=lambda name: name.startswith("sft.") and section != "sft")
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent}
@@ -165,7 +166,7 @@ def _nearest(key: str, known: list[str]) -> str | None:
     near = (
         [name for sibling, name in siblings.items() if sibling.startswith(leaf)]  # cut short
         or [name for name in same_leaf if parent and name.startswith(f"{section}.")]  # with a level left out
-        or (get_close_matches(key, known, n=1, cutoff=0.92) if parent else [])  # misspelt
+        or slips
         or _everyday(key)
         or [name for sibling, name in siblings.items() if set(leaf.split("_")) <= set(sibling.split("_"))]
         or [siblings[sibling] for sibling in get_close_matches(leaf, siblings, n=1, cutoff=0.6)]
