@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_runs import make_episode, make_turn
+from made_up_runs import make_episode, make_groups, make_turn, validation_metrics
 
 from ragen.algo.filter import KEPT, OUTSIDE, GroupVerdict, faint_share
 from ragen.cli.runs import columns_of
@@ -17,6 +17,7 @@ from ragen.report.runs import read_run
 from ragen.report.verdict import verdict
 from ragen.rollout.summary import repeated_share, summarize
 from ragen.run.run_logger import RunLogger
+from ragen.statistics import wilson
 from ragen.train.targets import keep_groups
 from ragen.types import Group
 
@@ -32,6 +33,8 @@ class FakeConsole:
 
     def note(self, text):
         self.notes.append(text)
+
+    def close(self, report): ...
 
 
 def record(folder, *parts, first=1):
@@ -81,11 +84,36 @@ def test_a_run_that_goes_on_remembers(folder, tmp_path):
 
 
 def test_the_report_of_a_healthy_run_says_so_first(folder):
-    record(folder, (12, {}))
-    text = write_report(folder).read_text(encoding="utf-8")
-    assert "Healthy: none of 20 checks warned in 12 steps" in text
+    record(folder, (6, {}), (6, {"train/CoordSokoban/success": 0.6}))
+    text = write_report(folder).read_text(encoding="utf-8").replace("\xa0", " ")
+    assert "Healthy: training success rose (40.0 % at step 5, 60.0 % at step 12, best 60.0 % at step 11)" in text
+    assert "none of 21 checks warned in 12 steps" in text
     assert "<h2>Warnings</h2>" not in text and " warned" not in text.partition("<body>")[2].partition("<p")[0]
     assert text.index("Healthy") < text.index("No validation was made")
+
+
+def test_a_run_without_a_valid_reply_in_report_list_and_closing_line(folder):
+    never = {"train/CoordSokoban/action_is_valid": 0.0, "train/CoordSokoban/success": 0.0}
+    record(folder, (6, never))
+    first = "No valid reply since step 1: no reply was ever valid in 6 steps, so no action counted"
+    page = write_report(folder).read_text(encoding="utf-8").partition("<body>")[2]
+    assert first in page.partition("</p>")[0], "the first sentence"
+    assert columns_of(read_run("a", folder))["health"] == "no valid reply"
+    console = FakeConsole()
+    RunLogger(Config(), folder, console, []).ended("finished", 6)
+    assert f"verdict: {first}" in console.notes
+
+
+def test_the_list_sees_a_gain_level_by_level(folder):
+    """24 of 50 levels after 17, none lost: too little for two intervals, enough for pairs."""
+    for step, won in ((0, 17), (12, 24)):
+        low, high = wilson(won, 50)
+        folder.append_metrics(step, CALM | validation_metrics(won / 50, low, high))
+        folder.write_episodes(step, "val", make_groups((100 + level, level < won) for level in range(50)))
+    assert read_run("a", folder).health == "healthy"
+    for path in folder.episodes_path.iterdir():
+        path.write_bytes(b"broken")
+    assert read_run("a", folder).health == "no_gain"
 
 
 def test_the_report_of_a_sick_run_has_verdict_evidence_and_advice(folder):

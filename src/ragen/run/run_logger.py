@@ -18,6 +18,7 @@ from typing import Any
 from ragen.config.schema import Config
 from ragen.diagnose.health import Health
 from ragen.report.run_report import write_report
+from ragen.report.verdict import read_verdict
 from ragen.run.console import PlainConsole, make_console
 from ragen.run.sinks import Sink, make_sinks
 from ragen.store import json_lines
@@ -117,6 +118,7 @@ class RunLogger(NullLogger):
         else:
             report = write_report(self.folder, ending(status, step, rule, explanation))
             self.folder.write_finished(status, step, rule, explanation)  # last: a run killed before this line resumes
+        self.console.note(f"verdict: {read_verdict(self.folder).health.headline}")
         self.console.note(f"to write the report again: ./ragen report {self.folder}")
         self.console.close(report=report)
         return report
