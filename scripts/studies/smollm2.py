@@ -7,8 +7,8 @@
 
 `plan` resolves every run where Hydra is installed; `run` needs neither Hydra nor a network. First come short supervised
 runs of several sizes, beside them those of the documented sizes and the model as it came. RL starts from the first
-short one that ends with a success of 30 to 60 %: PPO and GRPO, with and without the filter, three seeds each (`plan --seeds 3 4 5` for others).
-Many runs share the card: start `nvidia-cuda-mps-control -d` before.
+short one that ends with a success of 30 to 60 %: PPO and GRPO, with and without the filter, three seeds each
+(`plan --seeds 3 4 5` for others). Many runs share the card: start `nvidia-cuda-mps-control -d` before.
 """
 
 import argparse

@@ -354,7 +354,7 @@ def test_every_group_filtered_out_is_not_healthy(num_steps):
             "No gain: validation success did not change by more than noise (40.0 % at step 0, 43.0 % at step 20, best",
         ),
         (
-            [validated(0, 0.4, 0.3, 0.5), validated(9, 0.6, 0.55, 0.65), *rows_of((9, {})), validated(20, 0.48, 0.4, 0.5)],
+            [validated(0, 0.4), validated(9, 0.6, 0.55, 0.65), *rows_of((9, {})), validated(20, 0.48, 0.4, 0.5)],
             "success_fell",
             "Validation success fell (40.0 % at step 0, 48.0 % at step 20, best 60.0 % at step 9)",
         ),
