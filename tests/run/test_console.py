@@ -279,6 +279,14 @@ def test_text_of_environment_and_model_cannot_command_the_terminal(hostile):
             assert all(letter.isprintable() for line in text.splitlines() for letter in line)
 
 
+def test_the_last_frame_shows_how_the_episode_ended():
+    console = LiveConsole(120, "runs/x", "", 0, terminal(80))
+    with console:
+        console.step(12, METRICS)
+        assert "turn 1 of 2" in "\n".join(played(console, 80))
+    assert "solved" in "\n".join(drawn(console, 80))
+
+
 def test_an_invalid_reply_says_so():
     console = LiveConsole(120, "runs/x", "", 0, terminal(80))
     console.step(12, METRICS)

@@ -135,7 +135,8 @@ class LiveConsole(PlainConsole):
         self._phase: tuple[str, int | None] | None = None
         self._phase_done = 0
         self._metrics: dict[str, Any] = {}
-        self._is_stopped = False
+        self._is_stopped = False  # by a rule
+        self._is_over = False
         self._successes: deque[float] = deque(maxlen=SPARK_STEPS)
         self._validations: dict[str, _Validation] = {}
         self._live = Live(
@@ -153,7 +154,7 @@ class LiveConsole(PlainConsole):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._phase = None
+        self._phase, self._is_over = None, True
         self._live.stop()
         self.note(self._last_line)
 
@@ -244,7 +245,8 @@ class LiveConsole(PlainConsole):
     def _playing(self, width: int, height: int) -> list[Text]:
         if self._episode is None:
             return []
-        return self._episode.lines(self._clock() - self._episode_time, width, height)
+        seconds = None if self._is_over else self._clock() - self._episode_time
+        return self._episode.lines(seconds, width, height)
 
     def _bars(self, inside: int) -> tuple[Table, Table]:
         left = self.seconds_left()

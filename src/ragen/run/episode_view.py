@@ -2,6 +2,7 @@
 
     view = EpisodeView(record, env.symbols())              # a record of `store.episodes.episode_record`
     view.lines(seconds=3.2, width=56, height=9)            # what to draw that long after the episode was chosen
+    view.lines(None, width=56, height=9)                   # its end
 
 The reply stands beside a small board and below a wide one. All text from environment and model is made harmless.
 """
@@ -40,7 +41,7 @@ class EpisodeView:
         self.scenes = list(_scenes(record))
         self._drawn: dict[tuple[int, int], list[list[Text]]] = {}
 
-    def lines(self, seconds: float, width: int, height: int) -> list[Text]:
+    def lines(self, seconds: float | None, width: int, height: int) -> list[Text]:
         """At most `height` lines of at most `width` cells; the same number at any time. Empty if there is no room."""
         if height < LEAST_HEIGHT or width < LEAST_REPLY_WIDTH:
             return []
@@ -49,6 +50,8 @@ class EpisodeView:
             tallest = max(map(len, drawn))
             self._drawn = {(width, height): [[*lines, *[Text()] * (tallest - len(lines))] for lines in drawn]}
         drawn = self._drawn[width, height]
+        if seconds is None:
+            return drawn[-1]
         index = int(seconds / SECONDS_A_SCENE) % (len(drawn) + LAST_SCENES - 1)
         return drawn[min(index, len(drawn) - 1)]
 
@@ -71,7 +74,7 @@ class EpisodeView:
 
 def _scenes(record: Mapping[str, Any]) -> Iterator[Scene]:
     turns = record["turns"]
-    where = f"{harmless(record['tag'])} level {record['seed']} · step {record['step']}"
+    where = f"step {record['step']} · {harmless(record['tag'])} level {record['seed']}"
     for number, turn in enumerate(turns, start=1):
         reply = _reply(turn["reply_text"])
         if not turn["num_valid"]:
