@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from made_up_runs import make_episode, make_groups, make_turn, validation_metrics
 
 from ragen.algo.filter import KEPT, OUTSIDE, GroupVerdict, faint_share
+from ragen.cli import main
 from ragen.cli.runs import columns_of
 from ragen.config.schema import Config
 from ragen.report.run_report import write_report
@@ -102,6 +103,21 @@ def test_a_run_without_a_valid_reply_in_report_list_and_closing_line(folder):
     console = FakeConsole()
     RunLogger(Config(), folder, console, []).ended("finished", 6)
     assert f"verdict: {first}" in console.notes
+
+
+@pytest.mark.slow
+def test_a_model_that_knows_no_format_is_not_called_healthy(tmp_path, capfd):
+    """As a user sees it: the untrained model on Sokoban, from the command line."""
+    small = ["trainer.total_training_steps=2", "es_manager.train.env_groups=2", "es_manager.train.group_size=4"]
+    small += ["ppo_mini_batch_size=8", "es_manager.val.env_groups=4", "actor_rollout_ref.rollout.response_length=16"]
+    small += ["model.base_model=pocket-blank", f"trainer.default_local_dir={tmp_path / 'run'}"]
+    assert main(["train", "sokoban", *small]) == 0
+    first = "No valid reply since step 1: no reply was ever valid in 2 steps"
+    assert f"verdict: {first}" in capfd.readouterr().out
+    assert first in (tmp_path / "run/report.html").read_text(encoding="utf-8")
+    assert main(["runs", str(tmp_path)]) == 0
+    out = capfd.readouterr().out
+    assert "no valid reply" in out and "healthy" not in out
 
 
 def test_the_list_sees_a_gain_level_by_level(folder):
