@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ragen.board import board_rows, coloured
+from ragen.format import harmless
 from ragen.report.replay import ENDINGS, reply_spans
 
 SECONDS_A_SCENE = 1.5
@@ -74,29 +75,28 @@ class EpisodeView:
 
 def _scenes(record: Mapping[str, Any]) -> Iterator[Scene]:
     turns = record["turns"]
-    where = f"step {record['step']} · {harmless(record['tag'])} level {record['seed']}"
+    where = f"step {record['step']} · {_shown(record['tag'])} level {record['seed']}"
     for number, turn in enumerate(turns, start=1):
         reply = _reply(turn["reply_text"])
         if not turn["num_valid"]:
             reply.append("\nno valid action", "bold red")
-        yield Scene(f"turn {number} of {len(turns)} · {where}", harmless(turn["state_text"]), reply)
+        yield Scene(f"turn {number} of {len(turns)} · {where}", _shown(turn["state_text"]), reply)
     won = record["success"]
-    ending = Text(ENDINGS.get(record["ended_by"], harmless(record["ended_by"])), "bold green" if won else "bold red")
+    ending = Text(ENDINGS.get(record["ended_by"], _shown(record["ended_by"])), "bold green" if won else "bold red")
     ending.append(f"\nreward {record['reward'] + record['penalty']:+.2f}", "not bold default")
     board = record.get("final_text") or (turns[-1]["state_text"] if turns else "")
-    yield Scene(f"end · {where}", harmless(board), ending)
+    yield Scene(f"end · {where}", _shown(board), ending)
 
 
 def _reply(text: str) -> Text:
     """Thought and answer without their tags; what is in neither as it was written."""
-    parts = [(harmless(span.text).strip(), span.look) for span in reply_spans(text)]
+    parts = [(_shown(span.text).strip(), span.look) for span in reply_spans(text)]
     written = [Text(f"→ {words}" if look == "answer" else words, LOOKS[look]) for words, look in parts if words]
     return Text("\n").join(written)
 
 
-def harmless(text: str) -> str:
-    """No control or invisible characters: these could move the cursor, or turn the direction of the text."""
-    return "".join(letter if letter == "\n" or letter.isprintable() else "�" for letter in str(text).expandtabs(4))
+def _shown(text: str) -> str:
+    return harmless(str(text)).expandtabs(4)
 
 
 def _width(line: Text) -> int:
