@@ -83,9 +83,10 @@ class RunLogger(NullLogger):
     def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None:
         """Into the run folder and, if the config names one, into a second directory as plain JSON lines."""
         self.folder.write_episodes(step, split, groups, render)
-        if split in ("train", "val") and groups:
-            group = groups[step % len(groups)]  # another one at each step, good or bad
-            self.console.episode(episode_record(group.episodes[0], step, render), self._symbols(group.tag))
+        played = [group.episodes[0] for group in groups if group.episodes]
+        if split in ("train", "val") and played:
+            shown = played[step % len(played)]  # another one at each step, good or bad
+            self.console.episode(episode_record(shown, step, render), self._symbols(shown.tag))
         trainer = self.config.trainer
         elsewhere = {"train": trainer.rollout_data_dir, "val": trainer.validation_data_dir}.get(split)
         if elsewhere:
@@ -119,11 +120,11 @@ class RunLogger(NullLogger):
             sink.table(step, name, table)
 
     def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None:
-        """Write the report and how the run ended. An interrupted run has not ended: it can be resumed."""
+        """Write the report and how the run ended. An interrupted or preempted run has not: it can be resumed."""
         self.status = status
         if rule is not None:
             self.console.stopped(rule, explanation)
-        if status == "interrupted":
+        if status in ("interrupted", "preempted"):
             report = write_report(self.folder)
         else:
             report = write_report(self.folder, ending(status, step, rule, explanation))
