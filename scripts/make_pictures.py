@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -87,7 +88,7 @@ def frames(folder: RunFolder, width: int, num_steps: int) -> Iterator[list[Line]
         tag = build(Tag, config["custom_envs"][record["tag"]])
         panel.episode(record, make(tag).symbols())
         start, num_frames = clock.now, len(record["turns"]) + 2  # the end twice
-        with panel.phase("rollout", total=len(episodes)):
+        with nullcontext() if row is rows[-1] else panel.phase("rollout", total=len(episodes)):
             for index in range(num_frames):
                 clock.now = start + min(index, num_frames - 2) * SECONDS_A_SCENE
                 panel.advance(len(episodes) * (index + 1) // num_frames - len(episodes) * index // num_frames)
@@ -186,7 +187,7 @@ def main() -> int:
         print("no Chromium found: the pictures of the report stay as they are")
         return 0
     page = write_report(folder)
-    for name, size, scale in (("report", (1280, 812), 1), ("report_narrow", (390, 1130), 2)):
+    for name, size, scale in (("report", (1280, 858), 1), ("report_narrow", (390, 1096), 2)):
         photograph(options.browser, page, options.output / f"{name}.png", *size, scale)
         print(options.output / f"{name}.png")
     return 0
