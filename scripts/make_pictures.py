@@ -187,7 +187,7 @@ def main() -> int:
         print("no Chromium found: the pictures of the report stay as they are")
         return 0
     page = write_report(folder)
-    for name, size, scale in (("report", (1280, 858), 1), ("report_narrow", (390, 1096), 2)):
+    for name, size, scale in (("report", (960, 880), 2), ("report_narrow", (390, 1096), 2)):
         photograph(options.browser, page, options.output / f"{name}.png", *size, scale)
         print(options.output / f"{name}.png")
     return 0
