@@ -58,7 +58,7 @@ def python(code):
 
 
 class FakeCluster:
-    """Runs nothing. A run ends as `outcomes` says, in turn: an exit status, or None for one that is lost.
+    """Runs nothing. A run ends as `outcomes` says, in turn: an exit status, a result, or None for one that is lost.
 
     `started` lists (name, devices) in order; at most `most` runs were there at once.
     """
@@ -103,7 +103,7 @@ class FakeCluster:
         name = self._open.pop(handle)
         ends = self.outcomes.get(name, [0])
         end = ends.pop(0) if len(ends) > 1 else ends[0]
-        return None if end is None else {"status": end, "started": 100.0, "ended": 141.7}
+        return end if end is None or isinstance(end, dict) else {"status": end, "started": 100.0, "ended": 141.7}
 
     def stop(self, handles, at_once=False):
         pass
