@@ -112,12 +112,13 @@ class FakeCluster:
 # --- looking ------------------------------------------------------------------------------------------------------
 
 
-def wait_for(condition, what):
+def wait_for(condition, what, pause=0.1):
     """No promise about time: a machine may be slow, but not for ever."""
-    for _ in range(1200):
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
         if condition():
             return
-        time.sleep(0.1)
+        time.sleep(pause)
     pytest.fail(f"still waiting for {what}")
 
 

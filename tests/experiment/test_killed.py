@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -110,10 +111,10 @@ def test_a_run_that_hangs_in_c_dies_with_its_guard():
 def test_a_guard_that_is_killed_while_it_starts_a_run_leaves_none():
     for pause in (0.0, 0.001, 0.003, 0.01, 0.03):
         job = a_job("import time; time.sleep(600)")
+        Path(job["lock"]).unlink(missing_ok=True)
         result = started(job)
-        while not Path(job["lock"]).exists():  # written just before the run starts
-            pass
-        threading.Event().wait(pause)
+        wait_for(Path(job["lock"]).exists, "the guard", pause=0.001)  # it takes the lock just before the run starts
+        time.sleep(pause)
         for guard in guards():
             os.kill(guard, signal.SIGKILL)
         assert result()["lost"]

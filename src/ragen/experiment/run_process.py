@@ -60,8 +60,9 @@ def lock_path(log: Path) -> Path:
 
 def run_child(job: Job, on_pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Run a child to its end, and `on_pause` meanwhile: `status`, `started`, `ended`; or `error` if there is none."""
+    pipe = subprocess.PIPE  # not buffered: the guard may be killed at any moment
     with subprocess.Popen(
-        job["guard"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=job["folder"], start_new_session=True
+        job["guard"], bufsize=0, stdin=pipe, stdout=pipe, cwd=job["folder"], start_new_session=True
     ) as guard:
         assert guard.stdin and guard.stdout
         _tell(guard.stdin, json.dumps(job))
@@ -85,7 +86,6 @@ def run_child(job: Job, on_pause: Callable[[], None] = lambda: None) -> dict[str
 def _tell(guard: IO[bytes], text: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # it has just ended
         guard.write(f"{text}\n".encode())
-        guard.flush()
 
 
 def _wait_for_the_end(lock: str) -> None:
