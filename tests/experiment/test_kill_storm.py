@@ -29,7 +29,7 @@ from ragen.experiment.plan import Options
 SMALL = (
     "model_path=pocket", "es_manager.train.env_groups=2", "es_manager.train.group_size=4", "trainer.save_freq=1",
     "es_manager.val.env_groups=4", "ppo_mini_batch_size=4", "trainer.test_freq=20", "trainer.logger=[console]",
-    "trainer.total_training_steps=60",
+    "trainer.total_training_steps=15",
 )
 cells = [
     make_cell(name, start=("two_armed_bandit",), overrides=(
@@ -99,9 +99,16 @@ def comparable(root, name):
     return latest.name, rows, {path.name: path.read_bytes() for path in sorted(latest.rglob("*.safetensors"))}
 
 
+def next_moment(dice, root):
+    """When the next kill is due: soon, while something starts, or after a further step."""
+    until = time.monotonic() + (dice.uniform(0.0, 6.0) if dice.random() < 0.4 else 600.0)
+    steps = num_steps(root) + dice.randint(1, 2)
+    return lambda: time.monotonic() > until or num_steps(root) >= steps
+
+
 def kill_one(dice, sweep, mark):
     """What was killed; None if there was nothing of that kind."""
-    kind = dice.choice(["guard", "guard", "watcher", "run", "sweep"])
+    kind = dice.choice(["guard", "guard", "guard", "watcher", "watcher", "run", "run", "sweep"])
     found = [sweep.pid] if kind == "sweep" else processes(mark, kind)
     try:
         os.kill(dice.choice(found), signal.SIGKILL)
@@ -116,15 +123,14 @@ def test_a_sweep_survives_random_kills_as_if_nothing_had_happened(start, tmp_pat
     dice, kills, status = random.Random(0), [], None
     while status != 0:
         sweep, mark = start("storm")
-        next_kill, steps = time.monotonic() + dice.uniform(2.0, 12.0), num_steps(tmp_path / "storm")
+        moment = next_moment(dice, tmp_path / "storm")
         while sweep.poll() is None:
             runs = run_names(mark)
             assert len(runs) == len(set(runs)) <= 2, "two slots, and no run twice"
-            now = num_steps(tmp_path / "storm")
-            if len(kills) < KILLS and (time.monotonic() > next_kill or now - steps > 6):  # few steps on any machine
+            if len(kills) < KILLS and moment():
                 kills += filter(None, [kill_one(dice, sweep, mark)])
-                next_kill, steps = time.monotonic() + dice.uniform(0.0, 5.0), now
-            time.sleep(0.02)
+                moment = next_moment(dice, tmp_path / "storm")
+            time.sleep(0.1)
         status = sweep.wait()
         assert status in (0, 1, -signal.SIGKILL)
         wait_for(lambda mark=mark: not list(lifeline._marked(mark.encode())), "the end of everything")

@@ -203,7 +203,7 @@ def test_a_run_on_a_node_that_is_lost_runs_elsewhere(cluster, capfd):
     threading.Thread(target=lose, daemon=True).start()
     assert scheduler.run(make_plan("ab", Options(gpus=("cpu",), ray_address=cluster.address)), python(TWICE)) == 0
     out = capfd.readouterr().out
-    assert out.count("was lost with its watcher") == 1 and out.count("] start ") == 3
+    assert out.count("its watcher was lost") == 1 and out.count("] start ") == 3
     assert [status_of(line) for line in result_lines()] == ["success", "success"]
 
 
@@ -219,7 +219,7 @@ def test_a_run_whose_watcher_is_killed_begins_again_and_its_first_try_is_gone(cl
 
     threading.Thread(target=kill, daemon=True).start()
     assert scheduler.run(make_plan("a", Options(gpus=("cpu",), ray_address=cluster.address)), python(TWICE)) == 0
-    assert "a was lost with its watcher" in capfd.readouterr().out
+    assert "Again: a (its watcher was lost on" in capfd.readouterr().out
     assert not is_alive(int(Path("saved/a/once").read_text()))
 
 
