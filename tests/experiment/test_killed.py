@@ -14,6 +14,7 @@ from stub_plans import SOURCE, FakeCluster, is_alive, make_plan, result_lines, s
 
 from ragen import lifeline
 from ragen.experiment import run_process, scheduler
+from ragen.experiment.live import View
 from ragen.experiment.plan import Options
 from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import status_of
@@ -193,6 +194,16 @@ def advance(job, cluster):
     """Each start is one step further."""
     RunFolder(f"saved/{Path(job['log']).stem}").path.mkdir(parents=True, exist_ok=True)
     RunFolder(f"saved/{Path(job['log']).stem}").append_metrics(len(cluster.started), {"x": 1.0})
+
+
+def test_the_live_table_says_that_a_run_was_preempted_and_waits():
+    plan = make_plan("ab")
+    view = View(plan)
+    view.started(plan.cells[0], "cpu", 0)
+    view.waiting(plan.cells[0], "preempted")
+    with view._screen.capture() as capture:
+        view._screen.print(view.render())
+    assert "0 of 2 done · 0 running" in capture.get() and "preempted, waiting" in capture.get()
 
 
 def test_a_run_that_is_preempted_without_getting_further_has_failed(fake):
