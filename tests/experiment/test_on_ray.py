@@ -250,7 +250,8 @@ TERMINATED = SWEEP.replace("signal.SIGINT, lambda *_: sys.exit(130)", "signal.SI
 @pytest.mark.slow
 def test_sigterm_to_a_sweep_reaches_its_runs_and_resume_continues(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SOURCE, str(Path(__file__).parent)]))
-    with subprocess.Popen([sys.executable, "-c", TERMINATED]) as sweep:
+    in_background = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}  # as `bash script.sh &` does
+    with subprocess.Popen([sys.executable, "-c", TERMINATED], **in_background) as sweep:
         wait_for(lambda: Path("saved/b/before").exists() and Path("saved/c/before").exists(), "two of them to sleep")
         sweep.terminate()
     assert sweep.returncode == 143

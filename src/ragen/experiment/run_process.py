@@ -15,8 +15,10 @@ import fcntl
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +62,9 @@ def lock_path(log: Path) -> Path:
 
 def run_child(job: Job, on_pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Run a child to its end, and `on_pause` meanwhile: `status`, `started`, `ended`; or `error` if there is none."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs so: Ray cannot cancel
+    terminate = os.path.join(job["folder"], job["terminate"])
     pipe = subprocess.PIPE  # not buffered: the guard may be killed at any moment
     with subprocess.Popen(
         job["guard"], bufsize=0, stdin=pipe, stdout=pipe, cwd=job["folder"], start_new_session=True
@@ -76,7 +81,7 @@ def run_child(job: Job, on_pause: Callable[[], None] = lambda: None) -> dict[str
                         break
                     answer += part
             except KeyboardInterrupt:
-                _tell(guard.stdin, "terminate" if os.path.exists(job["terminate"]) else "stop")
+                _tell(guard.stdin, "terminate" if os.path.exists(terminate) else "stop")
     if answer:
         return json.loads(answer)
     _wait_for_the_end(os.path.join(job["folder"], job["lock"]))
