@@ -16,7 +16,7 @@ from typing import Any
 from rich.text import Text
 
 from ragen.cli import CommandParser
-from ragen.diagnose.checks import CHECKS
+from ragen.diagnose.health import title_of
 from ragen.errors import ConfigError, did_you_mean, shown
 from ragen.format import in_points, sparkline
 from ragen.invocation_dir import caller_folder, from_caller
@@ -103,7 +103,7 @@ def columns_of(run: ListedRun) -> dict[str, str]:
         "status": f"{run.status}: {run.rule}" if run.rule else run.status,
         "success": value_text(run.metric, run.last),
         "best": "–" if best is None else f"{value_text(run.metric, best._replace(interval=None))} @{best.step}",
-        "health": CHECKS[run.health].title if run.health in CHECKS else {"unknown": "–"}.get(run.health, run.health),
+        "health": title_of(run.health),
         "age": age(run.seconds_old),
     }
 

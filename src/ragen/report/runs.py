@@ -25,11 +25,10 @@ import yaml
 
 from ragen.config.identity_keys import WHERE, changes_only
 from ragen.config.tree import leaves
-from ragen.diagnose.health import Health
 from ragen.errors import ConfigError, did_you_mean, shown
 from ragen.format import percent, short
 from ragen.report.settings import not_default
-from ragen.report.verdict import PREFIX, early_stop, validation_tags
+from ragen.report.verdict import PREFIX, early_stop, first_and_last_episodes, validation_tags, verdict
 from ragen.statistics import Difference, Interval, paired_difference
 from ragen.store.episodes import read_episodes
 from ragen.store.run_folder import Metrics, RunFolder
@@ -99,8 +98,13 @@ class ListedRun:
 
     @cached_property
     def health(self) -> str:
-        """healthy, unknown, or the name of the most serious warning."""
-        return Health.of(self.metrics.rows).verdict().word
+        """The verdict in a word: `healthy`, `no_gain`, … (`health.WORDS`), or the name of the most serious warning."""
+        ended = {"status": "early_stopped", "rule": self.rule} if self.rule else {}
+        word = verdict(self.metrics, finished=ended).health.word
+        if word != "no_gain":
+            return word
+        # Level by level a smaller gain is visible. Reading all episodes takes a while, so only where it matters.
+        return verdict(self.metrics, *first_and_last_episodes(self.folder, []), ended).health.word
 
     def as_data(self) -> dict[str, Any]:
         """For JSON."""

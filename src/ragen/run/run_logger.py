@@ -10,14 +10,17 @@ Of several workers only the first logs; the others have a `NullLogger`.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ragen.config.schema import Config
 from ragen.diagnose.health import Health
+from ragen.env.registry import make
 from ragen.report.run_report import write_report
+from ragen.report.verdict import read_verdict
 from ragen.run.console import PlainConsole, make_console
 from ragen.run.sinks import Sink, make_sinks
 from ragen.store import json_lines
@@ -80,12 +83,21 @@ class RunLogger(NullLogger):
     def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None:
         """Into the run folder and, if the config names one, into a second directory as plain JSON lines."""
         self.folder.write_episodes(step, split, groups, render)
+        played = [group.episodes[0] for group in groups if group.episodes]
+        if split in ("train", "val") and played:
+            shown = played[step % len(played)]  # another one at each step, good or bad
+            self.console.episode(episode_record(shown, step, render), self._symbols(shown.tag))
         trainer = self.config.trainer
         elsewhere = {"train": trainer.rollout_data_dir, "val": trainer.validation_data_dir}.get(split)
         if elsewhere:
             records = [episode_record(episode, step, render) for group in groups for episode in group.episodes]
             text = "".join(f"{json.dumps(record)}\n" for record in records)
             write_whole(Path(elsewhere) / f"{step}.jsonl", text.encode())
+
+    @cache  # noqa: B019 a run has one logger
+    def _symbols(self, tag: str) -> Mapping[str, str]:
+        """What the characters of a board stand for."""
+        return make(self.config.custom_envs[tag]).symbols()
 
     def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None:
         """The spread of each group. In W&B it is one table that grows."""
@@ -117,6 +129,7 @@ class RunLogger(NullLogger):
         else:
             report = write_report(self.folder, ending(status, step, rule, explanation))
             self.folder.write_finished(status, step, rule, explanation)  # last: a run killed before this line resumes
+        self.console.note(f"verdict: {read_verdict(self.folder).health.headline}")
         self.console.note(f"to write the report again: ./ragen report {self.folder}")
         self.console.close(report=report)
         return report
@@ -128,7 +141,11 @@ def run_logger(config: Config, decision: Decision) -> Iterator[RunLogger]:
     folder, total = decision.folder, config.trainer.total_training_steps
     title = f"{config.trainer.experiment_name} · {config.model_path}"
     first = decision.first_step - 1
-    with make_console(total, config.trainer.logger, folder.path, title=title, first_step=first) as console:
+    rollout = config.actor_rollout_ref.rollout
+    rule = rollout.rollout_filter_metric, rollout.rollout_filter_type == "largest"
+    with make_console(
+        total, config.trainer.logger, folder.path, title=title, first_step=first, filter_rule=rule
+    ) as console:
         folder.write_config(config)
         for name in (GROUP_TABLE, GRADIENT_TABLE):
             json_lines.rewind(folder.path / name, lambda record: record["step"] <= first)
