@@ -11,6 +11,7 @@ The numbers come from the runs' metrics files, which are read as they grow.
 
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,8 +34,17 @@ from ragen.store.same_run import BUDGET
 from ragen.store.sweep_results import Cell, run_folder
 from ragen.terminal import Screen
 
-STYLES = {"running": "cyan", "waiting": "dim", "success": "green", "fail": "bold red", "early_stopped": "red"}
+STYLES = {
+    "running": "cyan",
+    "waiting": "dim",
+    "preempted": "yellow",
+    "lost": "yellow",
+    "success": "green",
+    "fail": "bold red",
+    "early_stopped": "red",
+}
 ORDER = {"running": 0, "fail": 1, "early_stopped": 1, "success": 2}  # which rows are shown where not all fit
+UNFINISHED = ("waiting", "running", "interrupted", "preempted", "lost")
 COLUMNS = ("cell", "slot", "step", "success", "left", "status")
 NUMBERS = ("step", "success", "left")  # columns
 RECENT = 20  # steps whose mean time predicts the rest
@@ -59,7 +69,7 @@ class LiveRow:
 
     @property
     def kind(self) -> str:
-        return self.status.partition(":")[0]
+        return re.split("[:,]", self.status)[0]
 
     @property
     def seconds_left(self) -> float | None:
@@ -152,9 +162,9 @@ class View:
         if error:
             self.note(f"  error: {error}")
 
-    def waiting(self, cell: Cell) -> None:
-        """A run that was lost waits for its turn again."""
-        self.rows[cell.name] = LiveRow(cell)
+    def waiting(self, cell: Cell, why: str) -> None:
+        """A run that was preempted or lost waits for its turn again."""
+        self.rows[cell.name] = LiveRow(cell, f"{why}, waiting")
 
     def note(self, text: str) -> None:
         self._screen.print(Text(text), soft_wrap=True)
@@ -167,7 +177,7 @@ class View:
             self._live.refresh()
 
     def _count(self) -> str:
-        done = sum(row.status not in ("waiting", "running", "interrupted") for row in self.rows.values())
+        done = sum(row.kind not in UNFINISHED for row in self.rows.values())
         return f"[{done}/{len(self.rows)}]"
 
     def render(self) -> Group:

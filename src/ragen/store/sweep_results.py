@@ -8,8 +8,9 @@
     kl=0.001 | filter=nofilter | include_zero=True | train_time=41.20s | … | gpu=1xH100 | status=success
 
 A line has the documented fields in the documented order; the value of `name` stands without `name=`. `status` is
-`success`, `fail` or `early_stopped:<rule>`. The last line of a cell counts. Resuming reads the summary log only: a line
-that is deleted by hand makes its cell run again. The record, `.json` beside it, holds what every cell was told to run.
+`success`, `fail`, `early_stopped:<rule>` or `preempted`. The last line of a cell counts. Resuming reads the summary log
+only: a line that is deleted by hand makes its cell run again. The record, `.json` beside it, holds what every cell was
+told to run.
 While a cell runs, its process holds a lock beside its result: two terminals can run different cells of one sweep.
 """
 
