@@ -186,8 +186,10 @@ def _apply_pocket_defaults(tree: TracedTree, assigned: Mapping[str, Typed]) -> N
     if config.model_path not in pocket_defaults.NAMES or config.rl_or_sft == "sft":
         return
     typed_boards = {key.split(".")[1] for key in assigned if key.startswith("custom_envs.")}
-    tags = (config.es_manager.train.env_configs.tags, config.es_manager.val.env_configs.tags)
-    for key, value in pocket_defaults.settings(*tags, keep=typed_boards).items():
+    train, val = config.es_manager.train, config.es_manager.val
+    group_size = train.group_size if "es_manager.train.group_size" in assigned else None
+    settings = pocket_defaults.settings(train.env_configs.tags, val.env_configs.tags, typed_boards, group_size)
+    for key, value in settings.items():
         asks_for_kl = key == f"{ACTOR}.use_kl_loss" and f"{ACTOR}.kl_loss_coef" in assigned
         if key not in assigned and not asks_for_kl:
             tree.set(key, value, f"comes with {config.model_path}")
