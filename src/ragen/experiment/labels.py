@@ -10,6 +10,7 @@ name, with `+`, within a group of keys, as `~key`, by a key that it follows, or 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from string import Formatter
 from typing import Any
 
@@ -98,14 +99,15 @@ def _names_in(template: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(template) if name}
 
 
-def _affected(key: str) -> set[str]:
+@cache
+def _affected(key: str) -> frozenset[str]:
     """The tree keys that a key sets, and those that follow them."""
     targets = set(keys.targets(key)) if keys.is_key(key) else {key}
-    return targets.union(*map(keys.followed_by, targets))
+    return frozenset(targets.union(*map(keys.followed_by, targets)))
 
 
-def _set_by(item: Typed, environment: str | None) -> set[str]:
+def _set_by(item: Typed, environment: str | None) -> frozenset[str]:
     """The tree keys that an override changes."""
     if item.key.startswith(v1.ENV_KWARGS):
-        return set(v1.translate(item.key, None, environment))
+        return frozenset(v1.translate(item.key, None, environment))
     return _affected(item.key)
