@@ -1,4 +1,4 @@
-"""Build in a temporary directory, so that `pip install .` leaves nothing in the checkout; pyproject.toml has the rest."""
+"""Build in a temporary directory, so that `pip install .` leaves nothing in the checkout; see pyproject.toml."""
 
 import atexit
 import shutil

@@ -193,7 +193,8 @@ def _apply_pocket_defaults(tree: TracedTree, assigned: Mapping[str, Typed], pack
     tags = {key: value_at(config, key) for key in (pocket_defaults.TRAIN_TAGS, pocket_defaults.VAL_TAGS)}
     notes = []
     train_tags, val_tags = tags.values()
-    for key, value in pocket_defaults.settings(train_tags, val_tags, keep=boards).items():
+    group_size = config.es_manager.train.group_size if "es_manager.train.group_size" in stated else None
+    for key, value in pocket_defaults.settings(train_tags, val_tags, boards, group_size).items():
         is_board = key in tags and key not in own
         other = pocket_defaults.GIVES_WAY_TO.get(key)
         if (key in stated and not is_board) or (other in stated and value_at(config, str(other))):

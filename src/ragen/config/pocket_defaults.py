@@ -68,19 +68,26 @@ GIVES_WAY_TO = {
     f"{ACTOR}.use_kl_loss": f"{ACTOR}.kl_loss_coef",
     f"{ACTOR}.kl_loss_coef": f"{ACTOR}.use_kl_loss",
 }
+FILTER = (f"{ROLLOUT}.rollout_filter_value", f"{ROLLOUT}.rollout_filter_include_zero")
 RUN_NAMES = {"SimpleSokoban": "pocket-sokoban", "FrozenLake": "pocket-frozenlake", "TwoArmedBandit": "pocket-bandit"}
 TRAIN_TAGS, VAL_TAGS = (f"es_manager.{split}.env_configs.tags" for split in ("train", "val"))
 ONE_TURN = {"agent_proxy.max_turn": 1, "agent_proxy.max_actions_per_turn": 1}
 
 
-def settings(train_tags: list[str], val_tags: list[str], keep: Collection[str] = ()) -> dict[str, Any]:
-    """The values for a run in these games; the tags to `keep` stay as they are."""
-    values = dict(SETTINGS)
+def settings(
+    train_tags: list[str], val_tags: list[str], keep: Collection[str] = (), group_size: int | None = None
+) -> dict[str, Any]:
+    """The values for a run in these games; the tags to `keep` stay as they are.
+
+    `group_size` is the one that the user chose. Groups of one have no spread to filter by, so they get no filter.
+    """
+    values = {key: value for key, value in SETTINGS.items() if group_size != 1 or key not in FILTER}
     tags = {tag: plain for tag, plain in TAGS.items() if tag not in keep}
     values[TRAIN_TAGS] = [tags.get(tag, tag) for tag in train_tags]
     values[VAL_TAGS] = [tags.get(tag, tag) for tag in val_tags]
-    values["trainer.experiment_name"] = RUN_NAMES.get(tags.get(train_tags[0], train_tags[0]), "pocket")
-    if set(train_tags) <= set(ONE_PULL):
+    first = train_tags[0] if train_tags else ""  # an empty list is refused once the tree is whole
+    values["trainer.experiment_name"] = RUN_NAMES.get(tags.get(first, first), "pocket")
+    if train_tags and set(train_tags) <= set(ONE_PULL):
         values |= ONE_TURN
     return values
 

@@ -147,7 +147,7 @@ class Actor:
     entropy_from_logits_with_chunking: bool = key(False, no_effect=CHUNKED)
     use_kl_loss: bool = False
     kl_loss_coef: float = key(0.0, at_least=0)
-    kl_loss_type: str = key("kl", choices=KL_TYPES)
+    kl_loss_type: str = key("low_var_kl", choices=KL_TYPES)
     clip_ratio: float = key(0.2, no_effect="clip_ratio_low and clip_ratio_high are always used")
     clip_ratio_low: float = key(0.2, at_least=0, at_most=1)
     clip_ratio_high: float = key(0.28, at_least=0)
@@ -312,7 +312,7 @@ class CollapseDetection:
 
 @dataclass
 class TrainEnvConfigs:
-    tags: list[str] = key(["CoordSokoban"])
+    tags: list[str] = key(["CoordSokoban"], ranges.SOME_TAG)
     n_groups: list[int] = key(["${es_manager.train.env_groups}"])
 
 

@@ -8,6 +8,7 @@ ragen eval --api-base http://127.0.0.1:8000/v1 --api-model pocket --env sokoban
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -152,7 +153,7 @@ def _filled(kind: type, options: argparse.Namespace, **values: Any) -> Any:
 
 
 def _local_models(name: str, dry_run: bool) -> list[LocalModel]:
-    if not name.endswith(".log"):
+    if not re.search(r"\.log(\.\d+)?$", name):
         return [models.local_model(name)]
     if dry_run and not Path(name).exists():
         return [LocalModel(name, f"every run of {name}, which does not exist yet")]

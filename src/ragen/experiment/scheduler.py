@@ -34,14 +34,22 @@ from ragen.experiment import devices, results, run_process, wandb_sync
 from ragen.experiment.cluster import Slot, connected
 from ragen.experiment.devices import Nodes
 from ragen.experiment.live import View
-from ragen.experiment.plan import CPU, Plan, in_batches, overrides_on
+from ragen.experiment.plan import CPU, Plan, cluster_address, in_batches, overrides_on
 from ragen.run.interrupt import Interrupt
 from ragen.run.sinks import WANDB_ID
-from ragen.store.free_name import rotate
 from ragen.store.fsync import write_whole
 from ragen.store.lock import is_locked
 from ragen.store.run_folder import RunFolder
-from ragen.store.sweep_results import Cell, SummaryLog, any_held, held, latest_lines, recorded_cells, result_line
+from ragen.store.sweep_results import (
+    Cell,
+    SummaryLog,
+    any_held,
+    held,
+    keep_older,
+    latest_lines,
+    recorded_cells,
+    result_line,
+)
 
 PAUSE = 0.5  # seconds between two looks at the runs
 MOST_SETBACKS = 3  # of one run in a row without a further step; then it counts as failed
@@ -58,12 +66,12 @@ def train_command(cell: Cell, slot: tuple[str, ...]) -> list[str]:
 
 def run(plan: Plan, command: Command = train_command, grace: float = run_process.GRACE) -> int:
     """Run the cells that are not done yet, each with its `command`. Interrupted, they have `grace` seconds to end."""
-    address = plan.options.ray_address or os.environ.get("RAY_ADDRESS")
-    address = None if address in ("", "local") else address
+    address = cluster_address(plan.options)
     listed = _devices(plan, address)
     with held(plan.cells, plan.name) as locks:
         log = SummaryLog(plan.summary_path)
         done, notes = _done(plan)
+        print("".join(f"{line}\n" for line in _skipping(done)), end="", flush=True)
         for name in done:
             locks.pop(name).release()
         if len(done) == len(plan.cells):
@@ -124,8 +132,12 @@ def _done(plan: Plan) -> tuple[dict[str, str], list[str]]:
     return done, notes
 
 
+def _skipping(done: Mapping[str, str]) -> list[str]:
+    return [f"Skipping: {name} (status={status})" for name, status in done.items()]
+
+
 def _open(plan: Plan, log: SummaryLog, done: Mapping[str, str], nodes: Nodes) -> list[str]:
-    """Begin the summary log and the record, and keep an older summary as .log.1; returns notes for the user."""
+    """Begin the summary log and the record, and keep older ones as .log.1 and .json.1; returns notes for the user."""
     starts_over, notes = not plan.options.resume and not plan.append_summary, []
     try:
         with log.locked():
@@ -137,11 +149,10 @@ def _open(plan: Plan, log: SummaryLog, done: Mapping[str, str], nodes: Nodes) ->
             elif starts_over:
                 known = {}
                 if log.text():
-                    rotate(log.path)
+                    keep_older(log.path)
             before = log.text()
             opening = [f"=== {plan.title} {'Resumed' if before else 'Started'}: {results.date()} ===", *plan.header]
-            skipped = [f"Skipping: {name} (status={status})" for name, status in done.items()]
-            log.write([*([""] if before else []), *opening, nodes.description(), *notes, *skipped, ""])
+            log.write([*([""] if before else []), *opening, nodes.description(), *notes, *_skipping(done), ""])
             results.update_record(plan, [cell for cell in plan.cells if cell.name not in known], known)
     except OSError as error:
         raise ConfigError(f"{log.path}: cannot be written ({error.strerror}): the summary goes there") from None
