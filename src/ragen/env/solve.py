@@ -14,15 +14,21 @@ did. On slippery ground that costs success, and the optimum includes that cost.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from ragen.env.base import Action, Environment, State, Transition
+from ragen.env.failure import call, level
 
 MAX_SEQUENCES = 20_000  # action sequences of one turn to compare; more would take too long
 MAX_STATES = 1_000_000  # states a search may visit
 TIE = 1e-12  # smaller differences are rounding
 
 Values = dict[int | None, list[float]]  # actions left (None: enough for every turn) -> the value of each state
+
+
+class NoExactAnswer(ValueError):
+    """A game that is too large, or does not list its outcomes."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +58,32 @@ class Baselines:
     num_levels: int
 
 
-def baselines(env: Environment, seeds: Iterable[int], split: str, budget: Budget) -> Baselines:
-    """The success of random and of perfect play, averaged over the levels of these seeds."""
-    states = [env.reset(seed, split) for seed in seeds]
+def baselines(
+    env: Environment, seeds: Iterable[int], split: str, budget: Budget, limit: float | None = None
+) -> Baselines:
+    """The success of random and of perfect play, averaged over the levels of these seeds.
+
+    `limit` is in seconds, for each level. Raises `EnvironmentFailed` with the level on which the environment failed.
+    """
+    name, states = type(env).__name__, []
+    values: dict[State, tuple[float, float]] = {}
+    for seed in seeds:
+        where = level(name, seed, split)
+        state = call(partial(env.reset, seed, split), where, limit)
+        states.append(state)
+        # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: solve each once.
+        values[state] = values.get(state) or call(partial(_solved, env, state, budget), where, limit, (NoExactAnswer,))
     if not states:
         raise ValueError("no seeds: a baseline needs at least one level")
-    # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: solve each once.
-    values = {state: (random_success(env, state, budget), optimal_success(env, state, budget)) for state in set(states)}
     return Baselines(
         random=sum(values[state][0] for state in states) / len(states),
         optimal=sum(values[state][1] for state in states) / len(states),
         num_levels=len(states),
     )
+
+
+def _solved(env: Environment, state: State, budget: Budget) -> tuple[float, float]:
+    return random_success(env, state, budget), optimal_success(env, state, budget)
 
 
 def overlap(env: Environment, seeds_a: Iterable[int], split_a: str, seeds_b: Iterable[int], split_b: str) -> float:
@@ -117,7 +137,7 @@ def outcomes(env: Environment, state: State, action: Action) -> list[tuple[float
     """The (chance, transition) pairs of one action."""
     chances = env.chances(state, action)
     if chances is None:
-        raise ValueError(
+        raise NoExactAnswer(
             f"{type(env).__name__} cannot list the outcomes of {action!r}, so there is no exact baseline: "
             "override Environment.shortest_plan and Environment.random_success"
         )
@@ -136,7 +156,7 @@ def _search_plan(env: Environment, state: State, depth: int | None) -> tuple[Act
             for action in env.action_names(current):
                 branches = outcomes(env, current, action)
                 if len(branches) > 1:
-                    raise ValueError(f"{type(env).__name__} is a game of chance: it has no certain plan")
+                    raise NoExactAnswer(f"{type(env).__name__} is a game of chance: it has no certain plan")
                 transition = branches[0][1]
                 if transition.success:
                     return (*plan, action)
@@ -150,7 +170,7 @@ def _search_plan(env: Environment, state: State, depth: int | None) -> tuple[Act
 
 def _check_size(env: Environment, num_states: int) -> None:
     if num_states > MAX_STATES:
-        raise ValueError(f"{type(env).__name__}: more than {MAX_STATES} states, too many for an exact answer")
+        raise NoExactAnswer(f"{type(env).__name__}: more than {MAX_STATES} states, too many for an exact answer")
 
 
 def _solve_turn(env: Environment, state: State, budget: Budget) -> tuple[float, tuple[Action, ...]]:
@@ -213,7 +233,7 @@ def _iterate_values(model: _Model, budget: Budget) -> tuple[float, tuple[Action,
     num_actions = max(map(len, model.branches), default=0)
     depth = min(budget.actions_per_turn, budget.actions)
     if num_actions**depth > MAX_SEQUENCES:
-        raise ValueError(
+        raise NoExactAnswer(
             f"{num_actions} actions, {depth} at a time, make {num_actions**depth} answers to compare in a game of "
             f"chance; the limit is {MAX_SEQUENCES}. Lower actions_per_turn"
         )
