@@ -4,8 +4,8 @@
     ragen play sokoban
 
 Each module has `parser()` and `run(arguments)`; `run` returns the exit status:
-0 done, 1 failed, 2 wrong usage, 3 stopped early by a rule or a budget, 130 interrupted,
-143 preempted (SIGTERM).
+0 done, 1 failed, 2 wrong usage, 3 stopped early by a rule or a budget, 4 the environment failed (too often),
+130 interrupted, 143 preempted (SIGTERM).
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return _failed(verb, error, 2)
     except RunFailed as error:
-        return _failed(verb, error, 1)
+        return _failed(verb, error, error.status)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

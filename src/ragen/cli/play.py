@@ -41,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     from ragen.env.base import split_index
+    from ragen.env.failure import call
+    from ragen.env.solve import NoExactAnswer
     from ragen.play.game import PLAYERS, find_game
 
     split_index(options.split)  # rejects an unknown split
@@ -52,10 +54,12 @@ def run(arguments: Sequence[str]) -> int:
 
         return model.play(options.environment, *level, agent, options.prompt, options.temperature)
     game = find_game(options.environment)
+    where = f"{options.environment}, {options.split} levels from {options.seed}"  # a part of it may know better
+    ours = (ConfigError, NoExactAnswer, OSError, EOFError)
     if agent == "human":
         from ragen.play import person
 
-        return person.play(game, *level, options.prompt)
+        return call(lambda: person.play(game, *level, options.prompt), where, passes=ours)
     from ragen.play import solver
 
-    return solver.play(game, *level, agent, options.prompt)
+    return call(lambda: solver.play(game, *level, agent, options.prompt), where, passes=ours)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ragen.config.compose import Resolved
     from ragen.config.schema import Config
 
-EXIT_STATUSES = {"finished": 0, "early_stopped": 3, "interrupted": 130, "preempted": 143}  # by the status of a run
+# By the status of a run.
+EXIT_STATUSES = {"finished": 0, "early_stopped": 3, "environment_failed": 4, "interrupted": 130, "preempted": 143}
 
 
 def parser() -> argparse.ArgumentParser:

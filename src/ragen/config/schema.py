@@ -39,6 +39,7 @@ GEN_CONFIG = "sampling is set under actor_rollout_ref.rollout"
 # What a key changes that does not change what a run computes.
 MEMORY, SPEED, LOGGING, FILES, NAMES = "memory", "speed", "logging", "files", "names"
 LOCATION, DEVICES, RESUMING, BUDGET = "location", "devices", "resuming", "budget"
+FAILURES = "failures"  # only where an environment fails
 
 
 def key(
@@ -338,6 +339,10 @@ class ValEnvs:
 @dataclass
 class EsManager:
     format_penalty: float = key(-0.1, at_most=0)
+    # Seconds for what an environment does in one turn; 0: no limit.
+    env_timeout: float = key(60.0, at_least=0, at_most=1_000_000, changes_only=FAILURES)
+    env_retries: int = key(1, at_least=0, changes_only=FAILURES)  # of a group whose environment failed
+    max_failed_share: float = key(0.5, at_least=0, at_most=1, changes_only=FAILURES)  # of groups; more: the run stops
     train: TrainEnvs = node(TrainEnvs)
     val: ValEnvs = node(ValEnvs)
 

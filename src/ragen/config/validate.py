@@ -9,7 +9,9 @@ way out. They run only once every value is within its range. `name` turns a key 
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ from ragen.config import derive, devices, keys, model_name
 from ragen.config.schema import Config
 from ragen.config.tree import value_at
 from ragen.env.base import Tag
+from ragen.env.failure import LIMIT_OF_A_LEVEL, EnvironmentFailed, call, level
 from ragen.env.registry import make
 from ragen.errors import ConfigError, did_you_mean, nearest_of, raise_any, refused, shown
 
 ALL_LINEAR = "all-linear"
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of Llama and Qwen2
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+NUM_TRIED = 3  # levels of a split, if the first one is refused
 Problems = Iterator[ConfigError]
 
 
@@ -88,7 +92,7 @@ def environments(tree: Subject) -> Problems:
             continue
         splits = [split for split in ("train", "val") if tag_name in tree[f"es_manager.{split}.env_configs.tags"]]
         try:
-            _try_levels(tag, [(getattr(config.seed, split), split) for split in splits])
+            _try_levels(tag_name, tag, [(getattr(config.seed, split), split) for split in splits])
         except ValueError as error:
             # A problem with one setting, `env_config.size=0: …`, is reported under the key that the user typed.
             setting = re.match(r"env_config\.\w+", str(error))
@@ -97,10 +101,23 @@ def environments(tree: Subject) -> Problems:
             yield ConfigError(f"{key}{rest}", key=key, code="environment")
 
 
-def _try_levels(tag: Tag, levels: list[tuple[int, str]]) -> None:
+def _try_levels(name: str, tag: Tag, levels: list[tuple[int, str]]) -> None:
+    """Raises a ValueError of the environment if the first few levels of a split all do: its settings are wrong.
+
+    Other failures, or those of a single level, are for the run: it drops what cannot be played.
+    """
     env = make(tag)
-    for seed, split in levels:
-        env.reset(seed, split)
+    for first, split in levels:
+        refusals = []
+        for seed in range(first, first + NUM_TRIED):
+            try:
+                with suppress(EnvironmentFailed):
+                    call(partial(env.reset, seed, split), level(name, seed, split), LIMIT_OF_A_LEVEL, (ValueError,))
+                break
+            except ValueError as refusal:
+                refusals.append(refusal)
+        else:
+            raise refusals[0]
 
 
 def groups(tree: Subject) -> Problems:
@@ -207,7 +224,7 @@ def fine_tuning(tree: Subject) -> Problems:
     tags, num_gpus = config.es_manager.val.env_configs.tags, config.sft.training.num_gpus
     if tags and tags[0] in config.custom_envs:
         try:
-            _try_levels(derive.sft_tag(config)[1], [(config.sft.data_generation.seed, "sft")])
+            _try_levels(*derive.sft_tag(config), [(config.sft.data_generation.seed, "sft")])
         except ValueError as error:
             key, problem = f"sft.{config.sft.env_type}", re.sub(r"^env_config\.", "", str(error))
             yield ConfigError(f"{key}: {problem}", key=key, code="environment")

@@ -9,13 +9,16 @@ are too much work, it solves fewer; if even a few are too much, it returns the r
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, repeat
 from operator import mul
 
 from ragen.env.base import Environment, State
+from ragen.env.failure import EnvironmentFailed, call
 from ragen.env.solve import (
     Baselines,
     Budget,
+    NoExactAnswer,
     hidden_information,
     mean_success,
     optimal_success,
@@ -26,16 +29,28 @@ from ragen.env.solve import (
 MAX_LEVELS = 2_048
 MAX_WORK = 8_000_000  # additions: a few seconds
 MIN_LEVELS = 8  # a mean over fewer is noise
+LIMIT = 120.0  # seconds, for an environment that hangs
 MAX_STATES = 20_000  # explored for the estimate
 WORK_OF_ONE_STEP = 300  # if an environment computes random play itself
 
 
 def baselines_within_budget(env: Environment, seeds: Sequence[int], split: str, budget: Budget) -> Baselines:
-    """The success of random and of perfect play, averaged over as many levels as the limit on work allows."""
+    """The success of random and of perfect play, averaged over as many levels as the limit on work allows.
+
+    Where the environment fails on a level, both are unknown, with the reason.
+    """
+    where = f"{type(env).__name__}, {split} levels from {seeds[0]}"
+    try:
+        return call(partial(_baselines, env, seeds, split, budget), where, LIMIT)
+    except EnvironmentFailed as failure:
+        return Baselines(str(failure), str(failure), 0)
+
+
+def _baselines(env: Environment, seeds: Sequence[int], split: str, budget: Budget) -> Baselines:
     first = env.reset(seeds[0], split)
     try:
         works = {random_success: _random_work(env, first, budget), optimal_success: _optimal_work(env, first, budget)}
-    except ValueError as error:
+    except NoExactAnswer as error:
         return Baselines(str(error), str(error), 0)
     limit = MAX_WORK // min(len(seeds), MIN_LEVELS)
     feasible = [work for work in works.values() if work <= limit]
@@ -106,7 +121,7 @@ def _explore(env: Environment, start: State, depth: int) -> _Game:
                         seen.add(transition.state)
                         following.append(transition.state)
             if len(seen) > MAX_STATES:
-                raise ValueError(
+                raise NoExactAnswer(
                     f"{type(env).__name__} has more than {MAX_STATES:,} reachable states, too many to explore"
                 )
         frontier = following

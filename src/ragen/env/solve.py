@@ -15,9 +15,11 @@ did. On slippery ground that costs success, and the optimum includes that cost.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from ragen.env.base import Action, Environment, State, Transition
+from ragen.env.failure import call, level
 
 MAX_SEQUENCES = 20_000  # action sequences of one turn to compare; more would take too long
 MAX_STATES = 1_000_000  # states a search may visit
@@ -25,6 +27,10 @@ TIE = 1e-12  # smaller differences are rounding
 
 Solver = Callable[[Environment, State, "Budget"], float]
 Values = dict[int | None, list[float]]  # actions left (None: enough for every turn) -> the value of each state
+
+
+class NoExactAnswer(ValueError):
+    """A game that is too large, or does not list its outcomes."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +60,30 @@ class Baselines:
     num_levels: int
 
 
-def baselines(env: Environment, seeds: Iterable[int], split: str, budget: Budget) -> Baselines:
-    """The success of random and of perfect play, averaged over the levels of these seeds."""
-    states = [env.reset(seed, split) for seed in seeds]
+def baselines(
+    env: Environment, seeds: Iterable[int], split: str, budget: Budget, limit: float | None = None
+) -> Baselines:
+    """The success of random and of perfect play, averaged over the levels of these seeds.
+
+    `limit` is in seconds, for each level. Raises `EnvironmentFailed` with the level on which the environment failed.
+    """
+    name = type(env).__name__
+    states: list[State] = []
+    levels: dict[State, str] = {}  # the first seed of each, for messages
+    for seed in seeds:
+        states.append(call(partial(env.reset, seed, split), level(name, seed, split), limit))
+        levels.setdefault(states[-1], level(name, seed, split))
     if not states:
         raise ValueError("no seeds: a baseline needs at least one level")
-    hidden = hidden_information(env, states)
-    return Baselines(
-        random=mean_success(env, states, budget, random_success),
-        optimal=hidden or mean_success(env, states, budget, optimal_success),
-        num_levels=len(states),
-    )
+
+    def mean_of(solve: Solver) -> float | str:
+        def guarded(env: Environment, state: State, budget: Budget) -> float:
+            return call(partial(solve, env, state, budget), levels[state], limit, (NoExactAnswer,))
+
+        return mean_success(env, states, budget, guarded)
+
+    hidden = call(partial(hidden_information, env, states), f"{name}, {split} levels", limit)
+    return Baselines(mean_of(random_success), hidden or mean_of(optimal_success), len(states))
 
 
 def mean_success(env: Environment, states: Sequence[State], budget: Budget, solve: Solver) -> float | str:
@@ -72,7 +91,7 @@ def mean_success(env: Environment, states: Sequence[State], budget: Budget, solv
     # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: solve each once.
     try:
         values = {state: solve(env, state, budget) for state in set(states)}
-    except ValueError as error:
+    except NoExactAnswer as error:
         return str(error)
     return sum(values[state] for state in states) / len(states)
 
@@ -147,7 +166,7 @@ def outcomes(env: Environment, state: State, action: Action) -> list[tuple[float
     """The (chance, transition) pairs of one action."""
     chances = env.chances(state, action)
     if chances is None:
-        raise ValueError(
+        raise NoExactAnswer(
             f"{type(env).__name__} cannot list the outcomes of {action!r}, so there is no exact baseline: "
             "override Environment.shortest_plan and Environment.random_success"
         )
@@ -166,7 +185,7 @@ def _search_plan(env: Environment, state: State, depth: int | None) -> tuple[Act
             for action in env.action_names(current):
                 branches = outcomes(env, current, action)
                 if len(branches) > 1:
-                    raise ValueError(f"{type(env).__name__} is a game of chance: it has no certain plan")
+                    raise NoExactAnswer(f"{type(env).__name__} is a game of chance: it has no certain plan")
                 transition = branches[0][1]
                 if transition.success:
                     return (*plan, action)
@@ -180,12 +199,12 @@ def _search_plan(env: Environment, state: State, depth: int | None) -> tuple[Act
 
 def _check_actions(env: Environment, state: State) -> None:
     if not env.action_names(state):
-        raise ValueError(f"any text is an action in {type(env).__name__}, and texts cannot all be tried")
+        raise NoExactAnswer(f"any text is an action in {type(env).__name__}, and texts cannot all be tried")
 
 
 def _check_size(env: Environment, num_states: int) -> None:
     if num_states > MAX_STATES:
-        raise ValueError(f"{type(env).__name__}: more than {MAX_STATES} states, too many for an exact answer")
+        raise NoExactAnswer(f"{type(env).__name__}: more than {MAX_STATES} states, too many for an exact answer")
 
 
 def _solve_turn(env: Environment, state: State, budget: Budget) -> tuple[float, tuple[Action, ...]]:
@@ -249,7 +268,7 @@ def _iterate_values(model: _Model, budget: Budget) -> tuple[float, tuple[Action,
     num_actions = max(map(len, model.branches), default=0)
     depth = min(budget.actions_per_turn, budget.actions)
     if num_actions**depth > MAX_SEQUENCES:
-        raise ValueError(
+        raise NoExactAnswer(
             f"{num_actions} actions, {depth} at a time, make {num_actions**depth} answers to compare in a game of "
             f"chance; the limit is {MAX_SEQUENCES}. Lower actions_per_turn"
         )

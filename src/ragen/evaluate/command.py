@@ -27,7 +27,7 @@ from ragen.invocation_dir import from_caller
 from ragen.store.lineage import is_path
 
 FRESH = "--fresh"
-STATUSES = {"finished": 0, "failed": 1, "stopped": 3}
+STATUSES = {"finished": 0, "failed": 1, "stopped": 3, "environment_failed": 4}
 LONGEST_TIMEOUT = 1_000_000  # seconds; sockets refuse an infinite one
 EXAMPLES = """a model is
   a Hugging Face directory or hub name, pocket, a checkpoint (.../global_step_200),
@@ -44,7 +44,8 @@ examples:
   ragen eval pocket --output results/mine --token-ids output.format=jsonl
 
 Run the same command to resume an interrupted evaluation. Exit status: 0 done,
-1 some episodes failed, 2 wrong usage, 3 the budget was spent, 130 interrupted.
+1 some episodes failed, 2 wrong usage, 3 the budget was spent, 4 the environment
+failed in too many episodes, 130 interrupted.
 """
 
 

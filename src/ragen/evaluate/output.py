@@ -145,7 +145,8 @@ def episode_of(record: Mapping[str, Any], world: World) -> Episode:
         warn_invalid=bool(turns) and turns[-1].result.num_valid == 0,
         ended_by=metadata["ended_by"],
     )
-    return Episode(metadata["tag"], seed, split, group, member, record["messages"][0]["content"], tuple(turns), final)
+    texts = {"system_text": record["messages"][0]["content"], "final_text": world.env.render(state)}
+    return Episode(metadata["tag"], seed, split, group, member, turns=tuple(turns), final=final, **texts)
 
 
 def _token_ids(record: Mapping[str, Any]) -> Iterator[tuple[tuple[int, ...], bool, tuple[int, ...], tuple[float, ...]]]:

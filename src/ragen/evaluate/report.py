@@ -173,12 +173,11 @@ def write_report(
     tags = list(dict.fromkeys(row.tag for row in rows))
     models = list(dict.fromkeys(row.model for row in rows))
     config = settings[0].config
-    envs = {tag: make(config.custom_envs[tag]) for tag in tags}
-    symbols = {tag: env.symbols() for tag, env in envs.items()}
+    symbols = {tag: make(config.custom_envs[tag]).symbols() for tag in tags}
     exhibits = []
     for (model, setting), episodes in zip(product(models, settings), examples, strict=True):
         for episode in episodes:
-            record = episode_record(episode, 0, lambda tag, state: envs[tag].render(state))
+            record = episode_record(episode, 0)
             record["title"] = f"{model}, {setting.max_turn} turns"
             kind = "solved" if episode.final.success else "not solved"
             exhibits.append(replay.view(replay.Exhibit(kind, (record,)), symbols))

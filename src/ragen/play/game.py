@@ -17,6 +17,7 @@ from ragen.config import derive
 from ragen.config.compose import training_config
 from ragen.config.schema import Config
 from ragen.env.base import Action, Tag
+from ragen.env.failure import call, level
 from ragen.env.registry import ENVIRONMENTS, SHORT_NAMES, catalogue, make, tags_of
 from ragen.env.solve import Budget, best_actions, hidden_information, optimal_success
 from ragen.errors import ConfigError, nearest_of
@@ -92,8 +93,12 @@ class PlayedLevel:
 
     def __init__(self, game: Game, seed: int, split: str):
         self.game, self.seed, self.split = game, seed, split
-        self.start = EpisodeState(game.env.reset(seed, split))
+        self.start = EpisodeState(call(lambda: game.env.reset(seed, split), self._where))
         self.moves: list[Move] = []
+
+    @property
+    def _where(self) -> str:
+        return level(self.game.name, self.seed, self.split)
 
     @property
     def episode(self) -> EpisodeState:
@@ -106,5 +111,6 @@ class PlayedLevel:
 
     def act(self, word: str) -> None:
         noise = noise_stream(self.seed, group=0, member=0)
-        after, turn = take_turn(self.game.env, self.game.tag, self.game.rules, self.episode, (word,), noise)
+        game, before = self.game, self.episode
+        after, turn = call(lambda: take_turn(game.env, game.tag, game.rules, before, (word,), noise), self._where)
         self.moves.append(Move(word, turn, after))

@@ -58,6 +58,8 @@ def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool,
     sampling = validation_sampling(config)
     shown = ShownEpisode(world, request, screen, model.label, sampling.max_tokens, show_prompt)
     engine.run([shown], sampling)
+    if shown.failure is not None:
+        raise shown.failure
     shown.print_end()
     return 0
 
@@ -93,9 +95,12 @@ class ShownEpisode(PlayedEpisode):
         return "length" if len(ids) >= self.max_tokens else ""
 
     def take(self, reply: Sampled) -> None:
-        names = self.world.env.action_names(self.episode.state)
+        before = self.episode.state
         super().take(reply)
         self.screen.print()
+        if self.failure is not None:
+            return
+        names = self.world.env.action_names(before)
         self.screen.print(outcome_text(self.turns[-1], names), style="yellow", soft_wrap=True)
 
     def _print_turn(self) -> None:

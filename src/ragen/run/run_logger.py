@@ -25,7 +25,7 @@ from ragen.run.console import PlainConsole, make_console
 from ragen.run.next_steps import last_lines
 from ragen.run.sinks import Sink, make_sinks
 from ragen.store import json_lines
-from ragen.store.episodes import Render, episode_record
+from ragen.store.episodes import episode_record
 from ragen.store.fsync import write_whole
 from ragen.store.resume import Decision
 from ragen.store.run_folder import RunFolder, ending
@@ -33,6 +33,7 @@ from ragen.types import Group
 
 GROUP_TABLE = "group_rv_table.jsonl"
 GRADIENT_TABLE = "grad_group_rv_table.jsonl"
+RESUMABLE = ("interrupted", "preempted", "environment_failed")  # how a run stops that the same command resumes
 
 
 class NullLogger:
@@ -43,9 +44,11 @@ class NullLogger:
 
     def advance(self, num: int = 1) -> None: ...
     def note(self, text: str) -> None: ...
+    def error(self, text: str) -> None: ...
     def step(self, step: int, metrics: dict[str, float]) -> None: ...
     def validation(self, step: int, metrics: dict[str, float]) -> None: ...
-    def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None: ...
+    def episodes(self, step: int, split: str, groups: Sequence[Group]) -> None: ...
+    def failures(self, records: Sequence[dict[str, Any]]) -> None: ...
     def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None: ...
     def gradient_table(self, step: int, rows: Sequence[dict[str, Any]]) -> None: ...
     def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None: ...
@@ -66,6 +69,9 @@ class RunLogger(NullLogger):
     def note(self, text: str) -> None:
         self.console.note(text)
 
+    def error(self, text: str) -> None:
+        self.console.error(text)
+
     def step(self, step: int, metrics: dict[str, float]) -> None:
         """On disk first: what the console shows is already stored."""
         warnings = self.health.add(step, metrics)
@@ -81,17 +87,17 @@ class RunLogger(NullLogger):
     def validation(self, step: int, metrics: dict[str, float]) -> None:
         self.console.validation(step, metrics)
 
-    def episodes(self, step: int, split: str, groups: Sequence[Group], render: Render) -> None:
+    def episodes(self, step: int, split: str, groups: Sequence[Group]) -> None:
         """Into the run folder and, if the config names one, into a second directory as plain JSON lines."""
-        self.folder.write_episodes(step, split, groups, render)
+        self.folder.write_episodes(step, split, groups)
         played = [group.episodes[0] for group in groups if group.episodes]
         if split in ("train", "val") and played:
             shown = played[step % len(played)]  # another one at each step, good or bad
-            self.console.episode(episode_record(shown, step, render), self._symbols(shown.tag))
+            self.console.episode(episode_record(shown, step), self._symbols(shown.tag))
         trainer = self.config.trainer
         elsewhere = {"train": trainer.rollout_data_dir, "val": trainer.validation_data_dir}.get(split)
         if elsewhere:
-            records = [episode_record(episode, step, render) for group in groups for episode in group.episodes]
+            records = [episode_record(episode, step) for group in groups for episode in group.episodes]
             text = "".join(f"{json.dumps(record)}\n" for record in records)
             write_whole(Path(elsewhere) / f"{step}.jsonl", text.encode())
 
@@ -99,6 +105,10 @@ class RunLogger(NullLogger):
     def _symbols(self, tag: str) -> Mapping[str, str]:
         """What the characters of a board stand for."""
         return make(self.config.custom_envs[tag]).symbols()
+
+    def failures(self, records: Sequence[dict[str, Any]]) -> None:
+        """Groups that an environment did not let finish."""
+        json_lines.append(self.folder.failures_path, *records)
 
     def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None:
         """The spread of each group. In W&B it is one table that grows."""
@@ -121,11 +131,11 @@ class RunLogger(NullLogger):
             sink.table(step, name, table)
 
     def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None:
-        """Write the report and how the run ended. An interrupted or preempted run has not: it can be resumed."""
+        """Write the report and how the run ended. One that can be resumed has not ended."""
         self.status = status
         if rule is not None:
             self.console.stopped(rule, explanation)
-        if status in ("interrupted", "preempted"):
+        if status in RESUMABLE:
             report = write_report(self.folder)
         else:
             report = write_report(self.folder, ending(status, step, rule, explanation))

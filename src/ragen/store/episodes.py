@@ -7,7 +7,7 @@ read_episodes(path)                        # the records of one episodes/<split>
 import gzip
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from ragen.store.json_lines import decode, encode
 from ragen.types import Episode, Group
 
 LOG_PROB_DIGITS = 6
-Render = Callable[[str, Any], str]  # (tag, state) -> text
 
 
-def episode_record(episode: Episode, step: int, render: Render | None = None) -> dict[str, Any]:
+def episode_record(episode: Episode, step: int) -> dict[str, Any]:
     """One line of an episode file: enough to draw, replay, fork and train the episode again.
 
     `sequences` are what the learner read: all ids, the [start, stop) of each sampled reply, and the log-probs of the
@@ -56,7 +55,7 @@ def episode_record(episode: Episode, step: int, render: Render | None = None) ->
             }
             for turn in episode.turns
         ],
-        "final_text": "" if render is None else render(episode.tag, final.state),
+        "final_text": episode.final_text,
         "sequences": [
             {
                 "first_turn": sequence.first_turn,
@@ -73,10 +72,10 @@ def episode_record(episode: Episode, step: int, render: Render | None = None) ->
     }
 
 
-def write_episodes(path: Path, step: int, groups: Iterable[Group], render: Render | None = None) -> None:
-    """Store whole groups. `render` adds the observation after the last action, which no turn has shown."""
+def write_episodes(path: Path, step: int, groups: Iterable[Group]) -> None:
+    """Store whole groups."""
     lines = [
-        json.dumps(episode_record(episode, step, render), allow_nan=False, separators=(",", ":"))
+        json.dumps(episode_record(episode, step), allow_nan=False, separators=(",", ":"))
         for group in groups
         for episode in group.episodes
     ]

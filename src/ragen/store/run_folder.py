@@ -9,6 +9,7 @@
     config.yaml                        the resolved tree
     metrics.jsonl                      one object a line: {"step": 1, "actor/entropy": 0.41, …}
     episodes/<split>-<step>.jsonl.gz   one episode a line, see `episodes.episode_record`
+    failures.jsonl                     groups that an environment did not let finish, see `train.failures.record_of`
     report.html                        see `report.html.write_report`
     wandb-id, tensorboard/             see `run.sinks`
     finished.json                      how the run ended, see `write_finished`; absent until then
@@ -32,7 +33,7 @@ import yaml
 
 from ragen.config.tree import to_dict
 from ragen.store import json_lines
-from ragen.store.episodes import Render, write_episodes
+from ragen.store.episodes import write_episodes
 from ragen.store.fsync import write_whole
 from ragen.store.json_lines import decode, encode
 from ragen.store.lock import Locked, is_locked, owner_of, try_lock
@@ -82,6 +83,7 @@ class RunFolder:
         self.config_path = self.path / "config.yaml"
         self.metrics_path = self.path / "metrics.jsonl"
         self.episodes_path = self.path / "episodes"
+        self.failures_path = self.path / "failures.jsonl"
         self.report_path = self.path / "report.html"
         self.finished_path = self.path / "finished.json"
         self.owner_path = self.path / ".owner"
@@ -155,15 +157,16 @@ class RunFolder:
             is_kept=lambda record: _is_row(record) and record["step"] <= step,
             is_last=lambda record: record["step"] == step,
         )
+        json_lines.rewind(self.failures_path, is_kept=lambda record: _is_row(record) and record["step"] <= step)
         for file in self.episode_files():
             if file.step > step:
                 file.path.unlink()
         self.finished_path.unlink(missing_ok=True)
 
-    def write_episodes(self, step: int, split: str, groups: Iterable[Group], render: Render | None = None) -> Path:
+    def write_episodes(self, step: int, split: str, groups: Iterable[Group]) -> Path:
         """Store whole groups. `split` names the set (`train`, `val`, `val-greedy`, …)."""
         path = self.episodes_path / f"{split}-{step:06d}.jsonl.gz"
-        write_episodes(path, step, groups, render)
+        write_episodes(path, step, groups)
         return path
 
     def episode_files(self, split: str | None = None) -> list[EpisodeFile]:
