@@ -8,7 +8,6 @@ Each section is a function of `RunData` that returns what `templates/run.html.ji
 import fnmatch
 import math
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,8 @@ from ragen.report.pages import Card, render
 from ragen.report.settings import not_default, setting_text
 from ragen.report.verdict import PREFIX, baselines, validation_tags, validations, verdict
 from ragen.statistics import Rate, bin_order
-from ragen.store.episodes import read_episodes
+from ragen.store.episodes import SHOWN, read_episodes
+from ragen.store.reading import Unreadable
 from ragen.store.run_folder import Metrics, RunFolder
 
 
@@ -131,9 +131,9 @@ def write_report(folder: RunFolder, finished: dict[str, Any] | None = None) -> P
 
 def _read_episodes(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
-        return read_episodes(path)
-    except (OSError, EOFError, zlib.error, ValueError, KeyError) as error:
-        notes.append(f"{path.name} cannot be read ({error}): its episodes are not shown")
+        return read_episodes(path, SHOWN)
+    except Unreadable as error:
+        notes.append(f"{path.name} cannot be read ({error.why}): its episodes are not shown")
         return []
 
 

@@ -13,15 +13,12 @@ import os
 import re
 import socket
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import yaml
 
 from ragen.config.identity_keys import WHERE, changes_only
 from ragen.config.tree import leaves
@@ -32,6 +29,7 @@ from ragen.report.settings import not_default
 from ragen.report.verdict import PREFIX, early_stop, validation_tags
 from ragen.statistics import Difference, Interval, paired_difference
 from ragen.store.episodes import read_episodes
+from ragen.store.reading import Unreadable
 from ragen.store.run_folder import Metrics, RunFolder
 
 # Default output directories of runs, sweeps and fine-tuning (models/sft/…/lora_weights).
@@ -168,8 +166,8 @@ def read_run(name: str, folder: RunFolder, metric: str | None = None) -> ListedR
     def tried(read: Callable[[], Any], otherwise: Any, path: Path) -> Any:
         try:
             return read()
-        except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-            problems.append(f"{path.name} cannot be read ({' '.join(str(error).split())[:120]})")
+        except Unreadable as error:
+            problems.append(f"{path.name} cannot be read ({error.why})")
             return otherwise
 
     config = tried(lambda: leaves(folder.read_config()), {}, folder.config_path)
@@ -277,8 +275,8 @@ def _last_episodes(run: ListedRun, tag: str) -> tuple[list[dict[str, Any]], str]
         return [], f"{run.name} has no stored episodes of its last validation"
     try:
         episodes = read_episodes(files[0].path)
-    except (OSError, EOFError, zlib.error, ValueError, KeyError) as error:
-        return [], f"{files[0].path.name} of {run.name} cannot be read ({error})"
+    except Unreadable as error:
+        return [], f"{files[0].path.name} of {run.name} cannot be read ({error.why})"
     return [item for item in episodes if item["tag"] == tag], ""
 
 

@@ -27,7 +27,7 @@ from ragen.run.console import step_line
 from ragen.run.interrupt import Interrupt
 from ragen.run.run_logger import NullLogger, run_logger
 from ragen.store import manifest
-from ragen.store.fsync import write_whole
+from ragen.store.fsync import append_lines, write_whole
 from ragen.store.resume import Decision, claimed, decide
 
 
@@ -175,12 +175,12 @@ class Session:
         metrics = dict(metrics) | clock.metrics() | self.totals.add(clock)
         self.log.step(step, metrics)
         if self._text_log is not None:
-            with open(self._text_log, "a", encoding="utf-8") as file:
-                file.write(f"{step_line(step, metrics)}\n")
+            append_lines(self._text_log, f"{step_line(step, metrics)}\n".encode())
 
     def save(self, step: int, parts: Parts, contents: Sequence[str] | None = None, keep: bool = False) -> None:
         """Write a checkpoint; no worker continues before it is written."""
         if self.workers.is_first:
+            self.folder.check_present()
             with self.log.phase("checkpoint"):
                 saved = self.checkpoints.save(step, parts, contents, keep)
             if contents is None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ragen.errors import ConfigError
-from ragen.store.fsync import write_whole
+from ragen.store.fsync import append_lines, write_whole
 from ragen.store.lock import Lock, Locked, is_locked, locked, try_lock
 
 SEPARATOR = " | "
@@ -188,14 +188,7 @@ class SummaryLog:
     def write(self, lines: Sequence[str]) -> None:
         """Append while `locked`."""
         content = "".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace")
-        with open(self.path, "ab", buffering=0) as file:
-            size = file.tell()
-            try:
-                while content:
-                    content = content[os.write(file.fileno(), content) :]
-            except OSError:
-                file.truncate(size)  # half a line would damage the next one
-                raise
+        append_lines(self.path, content, keeps_half_line=True)
 
 
 # --- the record ---------------------------------------------------------------------------------------------------
