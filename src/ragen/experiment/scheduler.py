@@ -29,6 +29,7 @@ from ragen.experiment.cluster import Slot, connected
 from ragen.experiment.devices import Nodes
 from ragen.experiment.live import View
 from ragen.experiment.plan import CPU, Plan, in_batches, overrides_on
+from ragen.format import harmless
 from ragen.run.interrupt import Interrupt
 from ragen.run.sinks import WANDB_ID
 from ragen.store.free_name import rotate
@@ -148,7 +149,7 @@ def _close(plan: Plan, log: SummaryLog, gpu: str | None = None) -> int:
     block = results.closing_block(plan, latest, gpu or "")
     if gpu is not None:
         log.append(block)
-    print("\n".join(block[1:]))
+    print(harmless("\n".join(block[1:])))
     print(f"summary: {plan.summary_path}\nreport: ./ragen report {plan.summary_path}", flush=True)
     statuses = plan.statuses()
     return 0 if all(statuses[cell.name] == "success" for cell in plan.cells) else 1

@@ -17,7 +17,7 @@ from ragen.errors import ConfigError
 from ragen.experiment import compare
 from ragen.experiment.compare import Setting, Standing, Study, standings
 from ragen.experiment.results import totals_line
-from ragen.format import markdown_table, percent
+from ragen.format import harmless, markdown_table, percent
 from ragen.report.charts import NARROW, SHARE, SMALL, WIDE, Axis, Bar, BarGroup, Level, Line, bar_charts, line_chart
 from ragen.report.pages import Card, render
 from ragen.report.runs import Value, value_text
@@ -59,7 +59,7 @@ def write_sweep_report(record: Path) -> list[Path]:
     study = compare.read_study(record)
     paths = [record.with_name(f"{record.stem}.{kind}") for kind in ("html", "md")]
     for path, text in zip(paths, (page(study), markdown(study)), strict=True):
-        write_whole(path, text.encode("utf-8", errors="replace"))
+        write_whole(path, harmless(text).encode())
     return paths
 
 

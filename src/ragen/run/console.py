@@ -31,8 +31,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ragen.format import compact, duration, percent, short, sparkline
+from ragen.format import compact, duration, harmless, percent, short, sparkline
 from ragen.run.sinks import numbers
+from ragen.terminal import Screen
 
 Summary = Mapping[str, Any]
 
@@ -55,7 +56,7 @@ def make_console(
     screen: RichConsole | None = None,
 ) -> "PlainConsole | LiveConsole":
     """The view that suits where the output goes. `first_step`: steps that a resumed run already has behind it."""
-    screen = screen or RichConsole(highlight=False)
+    screen = screen or Screen()
     if "console" in logger_names and screen.is_terminal and not screen.is_dumb_terminal:
         return LiveConsole(total_steps, str(run_folder), title, first_step, screen)
     return PlainConsole(str(run_folder))
@@ -90,10 +91,10 @@ class PlainConsole:
         self.note(stopped_line(rule, explanation))
 
     def note(self, text: str) -> None:
-        print(text, file=self._out or sys.stdout, flush=True)
+        print(harmless(text), file=self._out or sys.stdout, flush=True)
 
     def error(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(harmless(text), file=sys.stderr, flush=True)
 
     def close(self, report: str | PathLike[str] | None = None) -> None:
         """Name the report in the last line."""

@@ -6,7 +6,6 @@ read_episodes(path)                        # the records of one episodes/<split>
 
 import gzip
 import json
-import math
 import os
 import struct
 import zlib
@@ -14,18 +13,14 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from ragen.errors import shown
-from ragen.statistics import LARGEST
 from ragen.store import json_lines
 from ragen.store.fsync import write_whole
 from ragen.store.json_lines import decode, encode
-from ragen.store.reading import Unreadable, read_bytes
+from ragen.store.reading import NUMBER, Unreadable, problem_in, read_bytes
 from ragen.types import Episode, Group
 
 LOG_PROB_DIGITS = 6
 FIX = "restore it from a copy, or remove it: its episodes are then not shown"
-NUMBER = "number"  # or the text of one that is not finite
-_NAMES = {str: "text", int: "a whole number", bool: "true or false"}
 TURN = {
     "state_text": str,
     "turn_text": str,
@@ -53,7 +48,7 @@ EPISODE = {
     "system_text": str,
     "turns": [TURN],
     "final_text": str,
-    "sequences": [{"ids": [int], "sampled": [[int]], "log_probs": [NUMBER]}],
+    "sequences": [{"ids": list, "sampled": list, "log_probs": list}],
 }
 OUTCOME = ("tag", "seed", "success", "turns", "state_text")  # what a comparison needs
 SHOWN = (*OUTCOME, "step", "ended_by", "num_actions", *(key for key in TURN if key != "turn_text"))  # and a page
@@ -138,31 +133,11 @@ def read_episodes(path: str | os.PathLike[str], needed: Collection[str] = OUTCOM
     records = []
     for number, line in enumerate(lines, start=1):
         record = json_lines.parsed(line)
-        problem = "not a JSON object" if record is None else _problem(record, EPISODE, needed)
+        problem = "not a JSON object" if record is None else problem_in(record, EPISODE, needed)
         if record is None or problem:
             raise Unreadable(path, f"line {number}: {problem}", FIX)
         records.append(_with_floats(record))
     return records
-
-
-def _problem(value: Any, kind: Any, needed: Collection[str]) -> str:
-    """What of a value is not as described: a type, {key: kind} for an object, [kind] for a list of them."""
-    if isinstance(kind, dict):
-        if not isinstance(value, dict):
-            return "not an object"
-        found = {key: _problem(value[key], inner, needed) for key, inner in kind.items() if key in value}
-        found |= {key: "missing" for key in kind if key in needed and key not in value}
-        return next((f"{key}: {problem}" for key, problem in found.items() if problem), "")
-    if isinstance(kind, list):
-        if not isinstance(value, list):
-            return "not a list"
-        return next((problem for item in value if (problem := _problem(item, kind[0], needed))), "")
-    if kind is NUMBER:
-        number = decode(value)
-        is_number = isinstance(number, (int, float)) and not LARGEST < abs(number) < math.inf
-        return "" if is_number else f"{shown(value)} is not a number"
-    is_right = kind is Any or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool)))
-    return "" if is_right else f"{shown(value)} is not {_NAMES[kind]}"
 
 
 def _with_floats(record: dict[str, Any]) -> dict[str, Any]:

@@ -133,7 +133,9 @@ class RunFolder:
         """Raise `FolderLost` if the folder is no longer the one that this process has begun to write."""
         if not self._is_written:
             return
-        again = "Its steps are not stored any more. Run the same command again: it starts anew, or resumes what is there"
+        again = (
+            "Its steps are not stored any more. Run the same command again: it starts anew, or resumes what is there"
+        )
         if not self.config_path.is_file():
             raise FolderLost(f"{self.path} was removed or moved while the run was writing to it. {again}")
         if (owner := owner_of(self.owner_path)) not in (this_process(), UNKNOWN):
