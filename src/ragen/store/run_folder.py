@@ -134,7 +134,7 @@ class RunFolder:
         if not self._is_written:
             return
         again = (
-            "Its steps are not stored any more. Run the same command again: it starts anew, or resumes what is there"
+            "Its steps are lost: run the same command to start again"
         )
         if not self.config_path.is_file():
             raise FolderLost(f"{self.path} was removed or moved while the run was writing to it. {again}")
@@ -191,7 +191,7 @@ class RunFolder:
         return Metrics([rows[step] for step in sorted(rows)], lines.skipped + notes)
 
     def rewind(self, step: int) -> list[str]:
-        """Remove what was recorded after the line of `step`: a resumed run writes it again. Returns what was damaged."""
+        """Remove what was recorded after the line of `step`: a resumed run writes it again. Returns what is damaged."""
         # A later line may be about an earlier step (the success of the merged model): it goes too.
         notes = json_lines.rewind(
             self.metrics_path,

@@ -2,8 +2,8 @@
 
     read_config(Path("checkpoints/ragen/test/config.yaml"))      # {} where there is none; raises Unreadable
 
-A run of another version may have other keys, and a file that was cut off lacks some: both can be read. But a key that is
-there has the type that the schema gives it, so that no reader has to ask.
+A run of another version may have other keys, and a file that was cut off lacks some: both can be read. But a key that
+is there has the type that the schema gives it, so that no reader has to ask.
 """
 
 from dataclasses import MISSING, Field, fields, is_dataclass
