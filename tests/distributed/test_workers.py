@@ -228,7 +228,7 @@ def ranks(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize("status", [0, 3, 130])
+@pytest.mark.parametrize("status", [0, 3, 4, 130, 143])
 def test_a_run_ends_with_the_status_of_its_workers(ranks, status):
     assert launch(ranks(f"exit {status}", f"sleep 0.5; exit {status}"), 1, []) == status
 
@@ -250,33 +250,38 @@ def test_the_arguments_reach_every_worker(ranks, tmp_path):
         assert (tmp_path / f"{rank}-{rank}-of-3").read_text() == "-m ragen train sokoban a=b\n"
 
 
-def interrupt_when(path, times):
-    """Send this process SIGINT, so many times, once the workers are there."""
+def interrupt_when(path, times, number=signal.SIGINT):
+    """Send this process a signal, so many times, once the workers are there."""
 
     def wait_and_send():
         while not path.exists():
             time.sleep(0.01)
         for _ in range(times):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             time.sleep(0.1)
 
     threading.Thread(target=wait_and_send).start()
 
 
-def test_an_interrupt_is_passed_on_once_and_waited_for(ranks, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "forwarded", "status"), [(signal.SIGINT, "USR1", 130), (signal.SIGTERM, "TERM", 143)]
+)
+def test_a_signal_is_passed_on_once_and_waited_for(ranks, tmp_path, number, forwarded, status):
+    """Ctrl-C in another form: from a terminal every worker gets its own as well, and two would end it at once."""
     ready = tmp_path / "ready"
     patient = (
-        f"trap 'echo told >> {tmp_path}/told; sleep 0.5; exit 130' TERM; touch {ready}; while :; do sleep 0.05; done"
+        f"trap 'echo told >> {tmp_path}/told; sleep 0.5; exit {status}' {forwarded}; touch {ready}; "
+        "while :; do sleep 0.05; done"
     )
-    interrupt_when(ready, times=1)
-    assert launch(ranks(patient), 1, []) == 130
+    interrupt_when(ready, 1, number)
+    assert launch(ranks(patient), 1, []) == status
     assert (tmp_path / "told").read_text() == "told\n"
 
 
 def test_a_second_interrupt_ends_those_who_do_not_listen(ranks, tmp_path, capfd):
     ready = tmp_path / "ready"
     interrupt_when(ready, times=2)
-    assert launch(ranks(f"trap '' TERM INT; touch {ready}; while :; do sleep 0.05; done"), 1, []) == 130
+    assert launch(ranks(f"trap '' TERM INT USR1; touch {ready}; while :; do sleep 0.05; done"), 1, []) == 130
     assert capfd.readouterr().err == "interrupted\n"
 
 

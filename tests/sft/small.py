@@ -5,6 +5,7 @@ from typing import Any
 
 from ragen.api import run_config
 from ragen.config.schema import Config
+from ragen.run.interrupt import Interrupt
 from ragen.run.prepare import prepare
 
 WORDS = (
@@ -33,14 +34,9 @@ def fine_tuned(output: Path, *words: str) -> Any:
     return run_config(config_of(f"sft.output_dir={output}", *words))
 
 
-class Pressed:
-    """In place of `Interrupt`: Ctrl-C from the first step on."""
+class Pressed(Interrupt):
+    """Ctrl-C from the first step on."""
 
-    def __init__(self, note: Any):
+    def __init__(self, note: Any, seconds: float):
+        super().__init__(note)
         self.is_set = True
-
-    def __enter__(self) -> "Pressed":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass

@@ -162,14 +162,16 @@ class CheckpointStore:
             self.note(f"an old checkpoint could not be deleted: {error}")
 
     def _too_old(self, step: int) -> dict[Path, list[str]]:
-        """Which parts of which checkpoints to delete."""
+        """Which parts of which checkpoints to delete. The best one stays."""
+        best = disk.best(self.folder)
         found = [(path, disk.read_manifest(path)) for path in disk.checkpoints(self.folder) if disk.is_whole(path)]
         counted = [(path, it) for path, it in found if not it.keep and it.step <= step]
         old: dict[Path, list[str]] = {}
         for name, limit in self.keep.items():
             holding = [path for path, it in counted if name in it.contents]
             for path in holding[: -limit if limit is not None else 0]:
-                old.setdefault(path, []).append(name)
+                if path != best:
+                    old.setdefault(path, []).append(name)
         return old
 
 

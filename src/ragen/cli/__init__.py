@@ -4,7 +4,8 @@
     ragen play sokoban
 
 Each module has `parser()` and `run(arguments)`; `run` returns the exit status:
-0 done, 1 failed, 2 wrong usage, 3 stopped early by a rule or a budget, 130 interrupted.
+0 done, 1 failed, 2 wrong usage, 3 stopped early by a rule or a budget, 130 interrupted,
+143 preempted (SIGTERM).
 """
 
 import argparse

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ragen.config.compose import Resolved
     from ragen.config.schema import Config
 
-EXIT_STATUSES = {"finished": 0, "early_stopped": 3, "interrupted": 130}  # by the status of a run
+EXIT_STATUSES = {"finished": 0, "early_stopped": 3, "interrupted": 130, "preempted": 143}  # by the status of a run
 
 
 def parser() -> argparse.ArgumentParser:

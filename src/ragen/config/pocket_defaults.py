@@ -51,7 +51,8 @@ SETTINGS = {
     "trainer.total_training_steps": 150,
     "trainer.test_freq": 75,
     "trainer.val_before_train": True,
-    "trainer.save_freq": -1,
+    "trainer.save_freq": 10,
+    "trainer.save_best": True,
     "trainer.logger": ["console"],
 }
 RUN_NAMES = {"SimpleSokoban": "pocket-sokoban", "FrozenLake": "pocket-frozenlake", "TwoArmedBandit": "pocket-bandit"}

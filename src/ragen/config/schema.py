@@ -386,10 +386,12 @@ class Trainer:
     balance_batch: bool = key(True, no_effect=PACKED)
     critic_warmup: int = key(0, at_least=0)
     save_freq: int = key(100, changes_only=FILES)  # 0 or less: nothing is saved
+    save_best: bool = key(False, changes_only=FILES)  # also keep the checkpoint with the best validation
     test_freq: int = 10  # 0 or less: no validation during training
     val_before_train: bool = True
     val_only: bool = False
     validation_steps: int = key(1, at_least=1)
+    preemption_seconds: float = key(120.0, above=0, changes_only=RESUMING)  # from SIGTERM to exit status 143
     resume_mode: str = key("auto", choices=("auto", "disable", "resume_path"), changes_only=RESUMING)
     resume_from_path: str | None = key(None, ranges.CHECKPOINT_PATH, changes_only=RESUMING)
     max_actor_ckpt_to_keep: int | None = key(1, at_least=1, changes_only=FILES)

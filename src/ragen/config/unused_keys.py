@@ -27,11 +27,7 @@ NOT_IN_SFT = (
     *(f"actor_rollout_ref.rollout.{name}" for name in ("rollout_filter_", "gradient_analysis_")),
     *(f"data.{name}" for name in ("train_", "max_")),
     *(f"agent_proxy.{name}" for name in ("use_turn_scores", "reward_normalization.")),
-    *(
-        f"trainer.{name}"
-        for name in ("critic_warmup", "save_freq", "test_freq", "val_before_train", "val_only", "max_")
-    ),
-    *(f"trainer.{name}" for name in ("critic_warmup", "save_freq", "test_freq", "val_before_train", "val_only")),
+    *(f"trainer.{name}" for name in ("critic_warmup", "save_", "test_freq", "val_before_train", "val_only")),
     *(f"trainer.{name}" for name in ("gradient_analysis_", "exit_after_gradient_analysis", "log_group_rv_table")),
     *(f"trainer.{name}" for name in ("max_", "rollout_data_dir", "validation_data_dir")),
 )

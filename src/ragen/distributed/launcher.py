@@ -22,7 +22,7 @@ from ragen.errors import ConfigError
 
 SHARED = "RAGEN_WORKERS"  # a directory shared by all workers of one launch
 MEETING, FAILED = "meeting", "failed"  # files in it: the rendezvous, and the rank of the first worker that failed
-ENDINGS = (0, 3, 130)  # exit statuses of a run that ended normally: all its workers have the same
+ENDINGS = (0, 3, 4, 130, 143)  # exit statuses of a run that ended normally: all its workers have the same
 GRACE, IMPATIENCE = 20.0, 2.0  # seconds for workers to end: after one has failed, after a second Ctrl-C
 PAUSE = 0.05
 
@@ -49,7 +49,7 @@ def launch(num_workers: int, num_nodes: int, arguments: Sequence[str]) -> int:
         environment |= {SHARED: shared, "WORLD_SIZE": str(num_workers)}
         for rank in map(str, range(num_workers)):
             processes.append(subprocess.Popen(command, env=environment | {"RANK": rank, "LOCAL_RANK": rank}))
-        return _status(_wait(processes, signals), Path(shared) / FAILED, bool(signals))
+        return _status(_wait(processes, signals), Path(shared) / FAILED, signals)
 
 
 def leave(status: int) -> int:
@@ -68,15 +68,15 @@ def leave(status: int) -> int:
 def _forward_signals(processes: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
     """Forward signals to the workers, and list them.
 
-    A terminal sends Ctrl-C to every process, a scheduler perhaps only to this one. SIGTERM is right after both: a
-    worker that is already stopping ignores it.
+    A terminal sends Ctrl-C to every process, a scheduler perhaps only to this one. A worker that gets both must not
+    take them for two: it gets SIGUSR1, which asks to stop and no more.
     """
     signals: list[int] = []
 
     def take(number: int, frame: Any) -> None:
         signals.append(number)
         for process in processes:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGUSR1 if number == signal.SIGINT else number)
 
     before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -105,11 +105,11 @@ def _wait(processes: Sequence[subprocess.Popen], signals: Sequence[int]) -> list
         time.sleep(PAUSE)
 
 
-def _status(codes: Sequence[int | None], failed: Path, is_interrupted: bool) -> int:
+def _status(codes: Sequence[int | None], failed: Path, signals: Sequence[int]) -> int:
     """One exit status for all: that of the first worker that failed."""
-    if is_interrupted and any(code is None or code < 0 for code in codes):
+    if signals and any(code is None or code < 0 for code in codes):
         print("interrupted", file=sys.stderr)
-        return 130
+        return 128 + (signal.SIGTERM if signal.SIGTERM in signals else signal.SIGINT)
     for rank, code in enumerate(codes):
         if code is not None and code < 0:
             print(f"worker {rank} was killed by signal {-code}", file=sys.stderr)

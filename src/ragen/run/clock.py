@@ -15,8 +15,8 @@ from contextlib import contextmanager
 class Clock:
     """The seconds of one step."""
 
-    def __init__(self):
-        self.seconds: dict[str, float] = {}
+    def __init__(self, seconds: Mapping[str, float] | None = None):
+        self.seconds = dict(seconds or {})
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:

@@ -107,11 +107,11 @@ class RunLogger(NullLogger):
             sink.table(step, name, table)
 
     def ended(self, status: str, step: int, rule: str | None = None, explanation: str = "") -> Path | None:
-        """Write the report and how the run ended. An interrupted run has not ended: it can be resumed."""
+        """Write the report and how the run ended. An interrupted or preempted run has not: it can be resumed."""
         self.status = status
         if rule is not None:
             self.console.stopped(rule, explanation)
-        if status == "interrupted":
+        if status in ("interrupted", "preempted"):
             report = write_report(self.folder)
         else:
             report = write_report(self.folder, ending(status, step, rule, explanation))

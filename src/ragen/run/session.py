@@ -11,7 +11,8 @@ session: they agree on the folder and on when to stop, and only the first writes
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -24,16 +25,17 @@ from ragen.distributed.workers import Workers
 from ragen.run import memory
 from ragen.run.clock import Clock, Totals
 from ragen.run.console import step_line
-from ragen.run.interrupt import Interrupt
+from ragen.run.interrupt import Interrupt, Preempted
 from ragen.run.run_logger import NullLogger, run_logger
 from ragen.store import manifest
 from ragen.store.fsync import append_lines, write_whole
+from ragen.store.json_lines import decode, encode
 from ragen.store.resume import Decision, claimed, decide
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a run ended: `finished`, `early_stopped` by a rule, or `interrupted`."""
+    """How a run ended: `finished`, `early_stopped` by a rule, `interrupted`, or `preempted` by SIGTERM."""
 
     folder: Path
     report: Path | None
@@ -70,8 +72,14 @@ class Steps(Protocol):
 
     num_steps: int
 
+    def state(self) -> Mapping[str, Any]:
+        """Of a checkpoint, what is neither weights nor optimizer."""
+
     def step(self, step: int, clock: Clock) -> dict[str, float]:
-        """Everything a step does; returns its metrics."""
+        """Everything that changes weights; returns metrics. Calls `Session.commit` before the first change."""
+
+    def validate(self, step: int, clock: Clock) -> dict[str, float]:
+        """What follows the update; returns further metrics. What takes time is within `Session.droppable`."""
 
     def ending(self, step: int) -> Ending | None:
         """Whether the run ends here, before its last step."""
@@ -81,6 +89,7 @@ class Steps(Protocol):
 
 
 AnyJob = TypeVar("AnyJob", bound=Job)
+UNFINISHED = "unfinished"  # in the state of a checkpoint: the metrics of a step that is not validated yet
 
 
 @contextmanager
@@ -131,7 +140,10 @@ class Session:
         self.decision, self.folder, self.first_step = decision, decision.folder, decision.first_step
         self.totals = Totals()
         self.saved: Path | None = None  # the checkpoint to resume from that this process wrote last
-        self._interrupt, self._text_log = Interrupt(log.note), text_log
+        self._interrupt, self._text_log = Interrupt(log.note, config.trainer.preemption_seconds), text_log
+        self._unfinished: Mapping[str, Any] | None = None  # the restored step that still has to be validated
+        self._is_committed = False
+        self._state_to_save: Mapping[str, Any] | None = None  # where it is not the job's current one
         if text_log is not None:  # the lines of earlier steps
             rows = self.folder.read_metrics().rows
             lines = [step_line(row["step"], {key: row[key] for key in row if key != "step"}) for row in rows]
@@ -142,34 +154,93 @@ class Session:
         with self.log.phase("loading"):
             job = make()
             if self.decision.checkpoint is not None:
-                job.restore(restore(self.decision.checkpoint, job.parts()))
+                state = restore(self.decision.checkpoint, job.parts())
+                self._unfinished = state.pop(UNFINISHED, None)
+                job.restore(state)
         if self.decision.reason:
             self.log.note(self.decision.reason)
         return job
 
     def fit(self, job: Job) -> Ending:
-        """Run a job; Ctrl-C and SIGTERM end it after the step under way."""
+        """Run a job. Ctrl-C ends it after the step under way, SIGTERM as soon as nothing is lost."""
         with self._interrupt:
-            return job.fit()
+            try:
+                return job.fit()
+            except Preempted:  # before the first step
+                return Ending("preempted", self.first_step - 1)
 
     def steps(self, job: Steps) -> Ending:
         """The steps of a job from the first one on."""
-        for step in range(self.first_step, job.num_steps + 1):
-            clock = Clock()
-            with clock("step"):
-                metrics = job.step(step, clock)
-            self.log_step(step, metrics, clock)
-            interrupted, ending = self.is_interrupted(), job.ending(step)
-            job.save(step, now=interrupted or ending is not None)
-            if ending is not None:
+        if self._unfinished is not None:
+            clock = Clock(self._unfinished["seconds"])
+            metrics = {name: decode(value) for name, value in self._unfinished["metrics"].items()}
+            if ending := self._conclude(job, self.first_step - 1, metrics, clock):
                 return ending
-            if interrupted and step < job.num_steps:
-                return Ending("interrupted", step)
+        for step in range(self.first_step, job.num_steps + 1):
+            before, clock = deepcopy(job.state()), Clock()
+            try:
+                with self.droppable(), clock("step"):
+                    metrics = job.step(step, clock)
+            except Preempted:
+                return self._drop(job, step, before)
+            if ending := self._conclude(job, step, metrics, clock):
+                return ending
         return Ending("finished", job.num_steps)
 
-    def is_interrupted(self) -> bool:
-        """Whether any worker was asked to stop."""
-        return self.workers.agree(self._interrupt.is_set)
+    def _conclude(self, job: Steps, step: int, metrics: dict[str, float], clock: Clock) -> Ending | None:
+        """Validate, log and save a step whose updates are done; how the run ends, if it ends here."""
+        seconds = dict(clock.seconds)
+        try:
+            with clock("step"):
+                metrics = metrics | job.validate(step, clock)
+        except Preempted:  # save the weights of the step, and what is left to do in it
+            stored = {name: encode(name, value) for name, value in metrics.items()}
+            self._state_to_save = {**job.state(), UNFINISHED: {"metrics": stored, "seconds": seconds}}
+            job.save(step, now=True)
+            return Ending("preempted", step)
+        self.log_step(step, metrics, clock)
+        stopped, ending = self.stop_status(), job.ending(step)
+        job.save(step, now=bool(stopped) or ending is not None)
+        if ending is not None or not stopped or step >= job.num_steps:
+            return ending
+        return Ending(stopped, step)
+
+    def _drop(self, job: Steps, step: int, state: Mapping[str, Any]) -> Ending:
+        """End with weights and state of the step before: this one has not changed the weights."""
+        self._interrupt.commit()
+        if step == self.first_step:
+            self.saved = self.decision.checkpoint if self.decision.resumes else None
+        elif self.saved is None or manifest.step_of(self.saved) < step - 1:
+            self._state_to_save = state
+            job.save(step - 1, now=True)
+        return Ending("preempted", step - 1)
+
+    def stop_status(self) -> str:
+        """`interrupted` or `preempted` if any worker was asked to stop, else empty."""
+        asked = self.workers.gather([self._interrupt.status])
+        return next((status for status in ("preempted", "interrupted") if status in asked), "")
+
+    def is_preempted(self) -> bool:
+        return self.stop_status() == "preempted"
+
+    @contextmanager
+    def droppable(self) -> Iterator[None]:
+        """Work that SIGTERM ends with `Preempted`: at once, or with several workers between two parts of it."""
+        self._is_committed = False
+        if self.is_preempted():
+            raise Preempted
+        if self.workers.size > 1:  # the others would wait for this one
+            yield
+        else:
+            with self._interrupt.droppable():
+                yield
+
+    def commit(self) -> None:
+        """The weights change from here on: the step is finished, whatever comes. Later calls change nothing."""
+        self._interrupt.commit()
+        if not self._is_committed and self.is_preempted():
+            raise Preempted
+        self._is_committed = True
 
     def log_step(self, step: int, metrics: Mapping[str, float], clock: Clock) -> None:
         metrics = dict(metrics) | clock.metrics() | self.totals.add(clock)
@@ -177,10 +248,21 @@ class Session:
         if self._text_log is not None:
             append_lines(self._text_log, f"{step_line(step, metrics)}\n".encode())
 
-    def save(self, step: int, parts: Parts, contents: Sequence[str] | None = None, keep: bool = False) -> None:
-        """Write a checkpoint; no worker continues before it is written."""
+    def save(
+        self,
+        step: int,
+        parts: Parts,
+        contents: Sequence[str] | None = None,
+        keep: bool = False,
+        best: manifest.Best | None = None,
+    ) -> None:
+        """Write a checkpoint; no worker continues before it is written. With `best` it stays while it is."""
         if self.workers.is_first:
             self.folder.check_present()
+            if best is not None:  # first: a run killed in between validates and saves this step again
+                manifest.write_best(self.folder.path, best)
+            if self._state_to_save is not None:
+                parts = replace(parts, state=self._state_to_save)
             with self.log.phase("checkpoint"):
                 saved = self.checkpoints.save(step, parts, contents, keep)
             if contents is None:
@@ -190,8 +272,8 @@ class Session:
     def finish(self, ending: Ending) -> Run:
         """Record how the run ended, and write its report."""
         report = self.log.ended(ending.status, ending.step, ending.rule, ending.explanation)
-        if ending.status == "interrupted":
-            self.log.note(f"interrupted after step {ending.step}; {self._how_to_resume()}")
+        if ending.status in ("interrupted", "preempted"):
+            self.log.note(f"{ending.status} after step {ending.step}; {self._how_to_resume()}")
         return Run(self.folder.path, report, ending.step, ending.status, ending.rule)
 
     def _how_to_resume(self) -> str:

@@ -47,10 +47,10 @@ TRAIN_LOG, VALIDATE_LOG = "train.log", "validate.log"
 
 @dataclass(frozen=True)
 class Tuned:
-    """How fine-tuning ended. Ctrl-C in its last step leaves a finished run, but no RL should follow."""
+    """How fine-tuning ended. A signal in its last step leaves a finished run, but no RL should follow."""
 
     run: Run
-    is_interrupted: bool
+    stopped: str = ""  # interrupted or preempted, if it was
 
     @property
     def output(self) -> Path:
@@ -78,13 +78,13 @@ def tune(config: Config) -> Tuned:
                 run.log.note(describe(data, data_folder(config, output)))
             tuner = run.load(lambda: Tuner(config, source, data, batches, run))
             ending = run.fit(tuner)
-            is_interrupted = run.is_interrupted()
+            stopped = run.stop_status()
             if ending.status == "finished":
                 merged, best_step = _merge(tuner, source, output / MERGED), tuner.best.step
                 assert best_step is not None  # else there was nothing to merge
                 del tuner  # the merged model needs its memory
                 _validate(config, merged, best_step, run)
-            return Tuned(run.finish(ending), is_interrupted)
+            return Tuned(run.finish(ending), stopped)
 
 
 def data_folder(config: Config, output: Path) -> Path:

@@ -52,10 +52,10 @@ def tune_then_train(config: Config, stage: str | None = None) -> Run:
             if not _is_alone():
                 raise
             return tune_then_train(config, stage)  # another process has just started: wait for it
-        if tuned.is_interrupted:
+        if tuned.stopped:
             if tuned.run.status == "finished":
-                _say("interrupted before reinforcement learning: run the same command to resume")
-            return replace(tuned.run, status="interrupted")
+                _say(f"{tuned.stopped} before reinforcement learning: run the same command to resume")
+            return replace(tuned.run, status=tuned.stopped)
         output = tuned.output
     if stage == "sft":
         return _finished_run(tuning, output)

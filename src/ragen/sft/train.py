@@ -109,12 +109,15 @@ class Tuner:
     def fit(self) -> Ending:
         if self.session.first_step == 1 and self.config.sft.training.validate_before_training:
             clock = Clock()
-            self.session.log_step(0, self._validate(0, clock), clock)
+            with self.session.droppable():
+                metrics = self._test(0, clock)
+            self.session.log_step(0, metrics, clock)
         return self.session.steps(self)
 
     def step(self, step: int, clock: Clock) -> dict[str, float]:
         batch = self.batches[step - 1]
         samples = [self.train[index] for index in batch.indices]
+        self.session.commit()
         with clock("update_actor"), self.log.phase("update", total=len(samples)):
             updated = imitate(
                 self.model, self.optimizer, samples, self.micro_size, GRAD_CLIP, self.session.workers, self.log.advance
@@ -127,12 +130,16 @@ class Tuner:
             "train/num_tokens": float(sum(len(sample.sequence.ids) for sample in samples)),
             "train/num_answer_tokens": float(sum(sample.num_sampled for sample in samples)),
         }
-        if batch.ends_epoch:
-            metrics |= self._validate(step, clock)
         self.optimizer.advance()
         return metrics
 
-    def _validate(self, step: int, clock: Clock) -> dict[str, float]:
+    def validate(self, step: int, clock: Clock) -> dict[str, float]:
+        if not self.batches[step - 1].ends_epoch:
+            return {}
+        with self.session.droppable():
+            return self._test(step, clock)
+
+    def _test(self, step: int, clock: Clock) -> dict[str, float]:
         with clock("testing"), self.log.phase("test loss"):
             loss = self.loss(self.test)
         if loss < self.best.loss:
@@ -157,9 +164,11 @@ class Tuner:
             self.session.save(step, self.parts())
 
     def parts(self) -> Parts:
+        return Parts(part_of(self.loaded, self.optimizer), state=self.state())
+
+    def state(self) -> dict[str, Any]:
         best = None if self.best.step is None else {"step": self.best.step, "loss": self.best.loss}
-        state = {"best": best, "totals": self.session.totals.state()}
-        return Parts(part_of(self.loaded, self.optimizer), state=state)
+        return {"best": best, "totals": self.session.totals.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         if state:

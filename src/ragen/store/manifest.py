@@ -5,6 +5,7 @@
     manifest.is_resumable
 
     latest_checkpointed_iteration.txt              the tracker: the step of the latest checkpoint
+    best_checkpoint.json                           the step with the highest validation success, which stays
     global_step_200/manifest.json                  every file with its size and checksum, and what the checkpoint holds
     global_step_200/actor/…                        see `checkpoint`
     .global_step_300.part/                         one that is being written, or that a killed run left behind
@@ -27,6 +28,7 @@ from ragen.store.fsync import write_whole
 from ragen.store.reading import Unreadable, read_bytes, read_json
 
 TRACKER = "latest_checkpointed_iteration.txt"
+BEST = "best_checkpoint.json"
 MANIFEST = "manifest.json"
 REPLACED = ".replaced"  # suffix of a checkpoint while another one of the same step replaces it
 _NAME = re.compile(rf"global_step_([0-9]{{1,18}})({re.escape(REPLACED)})?")
@@ -52,6 +54,14 @@ class OtherModel(CheckpointError):
 class FileSum(NamedTuple):
     size: int
     crc32: int
+
+
+@dataclass(frozen=True)
+class Best:
+    """The checkpoint with the highest validation success so far."""
+
+    step: int
+    success: float
 
 
 @dataclass(frozen=True)
@@ -139,6 +149,23 @@ def find_latest(folder: str | os.PathLike[str]) -> tuple[Path | None, str]:
     return None, trouble
 
 
+def best(folder: str | os.PathLike[str]) -> Path | None:
+    """The checkpoint with the highest validation success, where one is kept and whole."""
+    found = read_best(folder)
+    path = None if found is None else Path(folder) / checkpoint_name(found.step)
+    return path if path is not None and is_whole(path) else None
+
+
+def read_best(folder: str | os.PathLike[str]) -> Best | None:
+    """What `best_checkpoint.json` says; None where there is none, or none that can be read."""
+    path = Path(folder) / BEST
+    try:
+        record = json.loads(path.read_bytes())
+        return Best(int(record["step"]), float(record["success"]))
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return None
+
+
 def read_manifest(path: Path) -> Manifest:
     """The list of what a checkpoint holds."""
     if not path.is_dir():
@@ -223,6 +250,10 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
     tree["files"] = {name: list(values) for name, values in manifest.files.items()}
     content = json.dumps({"checkpoint": tree, "crc32": _tree_sum(tree)}, indent=1)
     write_whole(path / MANIFEST, content.encode())
+
+
+def write_best(folder: Path, best: Best) -> None:
+    write_whole(folder / BEST, json.dumps(asdict(best)).encode())
 
 
 def write_tracker(folder: Path, step: int) -> None:

@@ -8,7 +8,9 @@ groups, decisions and weights. With `trainer.gradient_analysis_only` a `Probe` r
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from ragen.algo.kl import KlController
@@ -20,6 +22,7 @@ from ragen.model.load import Source
 from ragen.model.packing import Sample, samples_of
 from ragen.run.clock import Clock
 from ragen.run.session import Ending, Run, Session, joined, session
+from ragen.store.manifest import Best, read_best
 from ragen.train import analysis
 from ragen.train.learner import Learner, find_models
 from ragen.train.rollouts import Rollouts
@@ -46,29 +49,55 @@ class Trainer:
         self.rollouts = Rollouts(config, self.learner, session)
         self.stop = EarlyStop(StopRules.of(config))
         self.is_over = False  # the step was analysed, and the run ends with that
+        self.best: Best | None = None  # the step, if no earlier one has a higher validation success
 
     def fit(self) -> Ending:
         trainer = self.config.trainer
         if self.session.first_step == 1 and (trainer.val_before_train or trainer.val_only):
             clock = Clock()
-            self.session.log_step(0, self.rollouts.validate(0, clock), clock)
+            with self.session.droppable():
+                metrics = self.rollouts.validate(0, clock)
+            self.session.log_step(0, metrics, clock)
         return Ending("finished", 0) if trainer.val_only else self.session.steps(self)
 
     def step(self, step: int, clock: Clock) -> dict[str, float]:
         played, metrics = self.rollouts.play_step(step, clock)
         if not self.stop.after_rollout(metrics, len(played.selection.kept)):
             metrics |= self._learn(step, played, clock)
-        if self._is_due(step, self.config.trainer.test_freq):
-            metrics |= self.rollouts.validate(step, clock)
-            self.stop.after_validation(metrics)
+        self.session.commit()
         self.learner.advance()
+        return metrics
+
+    def validate(self, step: int, clock: Clock) -> dict[str, float]:
+        """When it is due, and the metrics of the rules that stop a run."""
+        metrics = self._validate_if_due(step, clock)
+        self.best = self._new_best(step, metrics)
+        self.stop.after_validation(metrics)
         return metrics | self.stop.metrics()
+
+    def _new_best(self, step: int, metrics: Mapping[str, float]) -> Best | None:
+        successes = [metrics[name] for tag in self.rollouts.worlds if (name := f"val-env/{tag}/success") in metrics]
+        if not successes or not self.config.trainer.save_best:
+            return None
+        success, before = fmean(successes), self.session.workers.agree(read_best(self.session.folder.path))
+        # A killed run may have come to this step before.
+        is_best = before is None or success > before.success or step == before.step
+        return Best(step, success) if is_best else None
+
+    def _validate_if_due(self, step: int, clock: Clock) -> dict[str, float]:
+        if not self._is_due(step, self.config.trainer.test_freq):
+            return {}
+        # A checkpoint does not hold that a rule has ended the run: such a step is finished now.
+        with self.session.droppable() if self.ending(step) is None else nullcontext():
+            return self.rollouts.validate(step, clock)
 
     def _learn(self, step: int, played: Played, clock: Clock) -> dict[str, float]:
         """Update critic and actor; where the step is analysed, between the two."""
         samples = samples_of(played.selection.kept)
         targets, metrics = self._make_targets(played, samples, self.learner.kl_control, clock)
         batch = analysis.training_batch(step, played, targets, self.learner, clock)  # before the critic changes
+        if targets is not None:
+            self.session.commit()
         if targets is not None and self.learner.critic is not None:
             with clock("update_critic"), self.log.phase("critic", total=len(samples)):
                 updated = self.learner.update_critic(samples, targets, self.log.advance)
@@ -117,8 +146,8 @@ class Trainer:
         every, analysed = self.config.trainer.save_freq, derive.is_analysis_step(self.config, step)
         if self.is_over:
             return  # the actor was not updated
-        if self._is_due(step, every, now=now):
-            self.session.save(step, self.parts(), keep=analysed)
+        if self._is_due(step, every, now=now or self.best is not None):
+            self.session.save(step, self.parts(), keep=analysed, best=self.best)
         elif analysed and every > 0:
             self.session.save(step, self.parts(), contents=["model"])
 
@@ -126,13 +155,15 @@ class Trainer:
         return every > 0 and (now or step % every == 0 or step == self.num_steps)
 
     def parts(self) -> Parts:
-        state = {
+        return Parts(*self.learner.checkpoint_parts(), self.state())
+
+    def state(self) -> dict[str, Any]:
+        return {
             "early_stop": self.stop.state(),
             "kl_control": self.learner.kl_control.state(),
             "totals": self.session.totals.state(),
             "collapse": self.rollouts.collapse.state(),
         }
-        return Parts(*self.learner.checkpoint_parts(), state)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         if state:
@@ -153,7 +184,9 @@ class Probe(Trainer):
         if trainer.val_before_train or trainer.val_only:
             # With a checkpoint the first step is the checkpoint's own; without, the weights are those of step 0.
             start, clock = session.first_step if session.decision.checkpoint else session.first_step - 1, Clock()
-            session.log_step(start, self.rollouts.validate(start, clock), clock)
+            with session.droppable():
+                metrics = self.rollouts.validate(start, clock)
+            session.log_step(start, metrics, clock)
         return Ending("finished", 0) if trainer.val_only else session.steps(self)
 
     def step(self, step: int, clock: Clock) -> dict[str, float]:
@@ -166,9 +199,10 @@ class Probe(Trainer):
         skipped = ["actor"] if learner.critic is None else ["actor", "critic"]
         metrics |= {f"{name}/skipped_for_gradient_analysis_only": 1.0 for name in skipped}
         metrics["trainer/gradient_analysis_only"] = 1.0
-        if self._is_due(step, self.config.trainer.test_freq):
-            metrics |= self.rollouts.validate(step, clock)
-        return metrics | self.stop.metrics()
+        return metrics
+
+    def validate(self, step: int, clock: Clock) -> dict[str, float]:
+        return self._validate_if_due(step, clock) | self.stop.metrics()
 
     def ending(self, step: int) -> Ending | None:
         return Ending("finished", step) if analysis.exits_after(self.config, step) else None
