@@ -47,7 +47,7 @@ def patiently(write: Callable[[], Result], path: Path, num_bytes: float = 0) -> 
     while True:
         try:
             return write()
-        except WriteFailed:
+        except (WriteFailed, TimeoutError):  # a lock that another process holds
             raise
         except OSError as error:
             if error.errno not in FULL or time.monotonic() - began >= PATIENCE:

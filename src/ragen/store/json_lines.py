@@ -10,11 +10,12 @@ write(path, records)                                    # the whole file, at onc
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ragen.store.fsync import append_lines, write_whole
+from ragen.store.fsync import append_lines, sync, write_whole
 from ragen.store.reading import read_bytes
 
 Record = dict[str, Any]
@@ -65,7 +66,12 @@ def rewind(
             kept.append(line)
             if is_last(record):
                 break
-    write_whole(path, b"".join(kept))
+    whole = b"".join(kept)
+    if not content.startswith(whole):
+        write_whole(path, whole)
+    elif len(whole) < len(content):
+        os.truncate(path, len(whole))  # needs no space: a run resumes on a full disk
+        sync(path)
     return notes
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import filelock
 
 from ragen.errors import ConfigError
-from ragen.store.full_disk import patiently, write_failed
+from ragen.store.full_disk import patiently
 from ragen.store.reading import Unreadable, read_bytes
 
 POLL_SECONDS = 0.02
@@ -95,12 +95,7 @@ def owner_of(path: Path) -> str:
 
 def _acquire(path: Path, note: str, timeout: float) -> Lock:
     lock = _file_lock(path)
-    try:
-        lock.acquire(timeout, POLL_SECONDS)
-    except filelock.Timeout:
-        raise
-    except OSError as error:
-        raise write_failed(path, error) from error
+    patiently(lambda: lock.acquire(timeout, POLL_SECONDS), path)
     owner = f"{this_process()}{f' ({note})' if note else ''}\n".encode()
     try:
         patiently(lambda: path.write_bytes(owner), path, len(owner))

@@ -158,11 +158,10 @@ def best(folder: str | os.PathLike[str]) -> Path | None:
 
 def read_best(folder: str | os.PathLike[str]) -> Best | None:
     """What `best_checkpoint.json` says; None where there is none, or none that can be read."""
-    path = Path(folder) / BEST
     try:
-        record = json.loads(path.read_bytes())
+        record = read_json(Path(folder) / BEST) or {}
         return Best(int(record["step"]), float(record["success"]))
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
 
 

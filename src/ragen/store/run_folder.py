@@ -133,9 +133,7 @@ class RunFolder:
         """Raise `FolderLost` if the folder is no longer the one that this process has begun to write."""
         if not self._is_written:
             return
-        again = (
-            "Its steps are lost: run the same command to start again"
-        )
+        again = "Its steps are lost: run the same command to start again"
         if not self.config_path.is_file():
             raise FolderLost(f"{self.path} was removed or moved while the run was writing to it. {again}")
         if (owner := owner_of(self.owner_path)) not in (this_process(), UNKNOWN):
