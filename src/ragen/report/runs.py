@@ -129,11 +129,12 @@ def find_runs(folders: Sequence[str] = ()) -> list[tuple[str, RunFolder]]:
     found: dict[Path, tuple[str, RunFolder]] = {}
     for root in filter(Path.is_dir, map(Path, folders or ROOTS)):
         for directory, folders_below, files in os.walk(root):
+            is_run = _is_run([*files, *folders_below])  # damage may have made a directory of a file
             folders_below[:] = sorted(
                 name for name in folders_below if name not in SKIPPED and not name.startswith((".", "global_step_"))
             )
             path = Path(directory)
-            if _is_run(files):
+            if is_run:
                 name = path.relative_to(root).as_posix() if path != root else path.resolve().name
                 found.setdefault(path.resolve(), (name, RunFolder(path)))
     return list(found.values())
@@ -154,9 +155,10 @@ def find_run(name: str, folders: Sequence[str] = (), caller: str = "") -> Listed
 
 
 def _is_run(files: Sequence[str]) -> bool:
-    """Metrics make a run; one that has just started has a config and an owner."""
-    folder = RunFolder("")
-    return folder.metrics_path.name in files or {folder.config_path.name, folder.owner_path.name} <= set(files)
+    """Metrics make a run; one that has just started, or lost them, has a config and an owner or an end."""
+    folder, names = RunFolder(""), set(files)
+    others = {folder.owner_path.name, folder.finished_path.name}
+    return folder.metrics_path.name in names or (folder.config_path.name in names and bool(others & names))
 
 
 def read_run(name: str, folder: RunFolder, metric: str | None = None) -> ListedRun:
@@ -175,6 +177,8 @@ def read_run(name: str, folder: RunFolder, metric: str | None = None) -> ListedR
     finished = tried(folder.read_finished, None, folder.finished_path) or {}
     if not config and not problems:
         problems.append(f"{folder.config_path.name} is missing or empty")
+    if finished and not metrics.rows and not problems:
+        problems.append(f"{folder.metrics_path.name} is missing or empty")
     if finished.get("status") == "unknown":
         problems.append(f"{folder.finished_path.name} cannot be read")
     # After its last step fine-tuning still has to merge and validate the model.
