@@ -5,11 +5,10 @@ import json
 import os
 import resource
 import shutil
-import subprocess
-from contextlib import contextmanager, suppress
 
 import pytest
 from made_up_runs import make_groups
+from small_disk import fill, small_disk
 
 from ragen.store import full_disk, json_lines
 from ragen.store.fsync import append_lines, write_whole
@@ -184,30 +183,10 @@ def test_the_systems_limit_on_file_sizes(tmp_path, limit):
 # --- a real disk ----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def small_disk(place, size):
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"mount is not permitted: {mounted.stderr.decode().strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 @pytest.fixture
 def disk(tmp_path):
     with small_disk(tmp_path / "disk", "64k") as place:
         yield place
-
-
-def fill(place):
-    """Until not a byte is free; returns the file."""
-    with (place / "fill").open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(b"x" * 4096):
-            pass
-    return place / "fill"
 
 
 def append_steps(folder, steps, **metrics):
