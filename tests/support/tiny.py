@@ -29,5 +29,6 @@ TINY = [
     "trainer.test_freq=-1",
     "trainer.val_before_train=False",
     "trainer.save_freq=-1",
+    "trainer.save_best=False",
     "trainer.logger=console",
 ]
