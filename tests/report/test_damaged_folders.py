@@ -241,3 +241,10 @@ def test_every_cut(whole, tmp_path, capfd, file):
             path.write_bytes(content[:size])
 
         check(whole, tmp_path / str(size), random.Random(0), file, cut_here, readers, capfd)
+
+
+@pytest.mark.parametrize("place", ["/", ".", "/dev/null"])
+def test_a_place_that_is_no_run(place, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", place]) == 2
+    assert f"{place}: not a run directory" in capfd.readouterr().err

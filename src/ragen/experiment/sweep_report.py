@@ -45,10 +45,9 @@ def find_record(path: str | Path) -> Path | None:
         return found if found.is_file() and path.exists() else None
     if not path.is_dir():
         return None
-    if path.resolve().name:  # not the root directory
-        beside = path.resolve().with_name(f"{path.resolve().name}.json")
-        if beside.is_file():
-            return beside
+    beside = path.parent / f"{path.name}.json"
+    if beside.is_file():
+        return beside
     inside = [found for found in sorted(path.glob("*.json")) if found.with_suffix(".log").is_file()]
     if len(inside) > 1:
         raise ConfigError(f"{path} holds several experiments: name one of {', '.join(map(str, inside))}")
