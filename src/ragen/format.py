@@ -80,8 +80,8 @@ def duration(seconds: float) -> str:
 
 
 def size_text(count: float) -> str:
-    """A number of bytes: `1.2 GB`."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+    """A number of bytes: `1.2 GB`, `12 bytes`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
-    return f"{count / 1e3:.1f} kB"
+    return f"{count:.0f} bytes"

@@ -122,7 +122,10 @@ def test_status(place):
     ("damage", "problem"),
     [
         (lambda folder: folder.config_path.write_text("a: [b"), "config.yaml cannot be read"),
-        (lambda folder: folder.config_path.write_text("- 1"), "config.yaml does not hold a config tree"),
+        (
+            lambda folder: folder.config_path.write_text("- 1"),
+            "config.yaml cannot be read (it does not hold a tree of keys)",
+        ),
         (lambda folder: folder.config_path.write_bytes(b"\xff\xfe\x00"), "config.yaml cannot be read"),
         (lambda folder: folder.config_path.unlink(), "config.yaml is missing or empty"),
         (

@@ -22,6 +22,7 @@ from made_up_runs import make_episode, make_groups, make_turn
 
 from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, to_dict
+from ragen.store import full_disk
 from ragen.store.episodes import read_episodes
 from ragen.store.fsync import write_whole
 from ragen.store.run_folder import FolderInUse, RunFolder
@@ -345,6 +346,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_whole(path, b"old")
     monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(full_disk, "PATIENCE", 0.0)
     with pytest.raises(OSError, match="No space left"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"

@@ -16,11 +16,13 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
 from ragen import __version__
 from ragen.errors import RunFailed, did_you_mean
+from ragen.format import harmless
 from ragen.machine import check_platform
 
 VERBS = {
@@ -110,7 +112,8 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _failed(verb: str, error: object, status: int) -> int:
-    print(f"ragen {verb}: {error}", file=sys.stderr)
+    with suppress(OSError):  # stderr may be a file on a full disk
+        print(harmless(f"ragen {verb}: {error}"), file=sys.stderr)
     return status
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ragen.cli import CommandParser
+from ragen.format import harmless
 from ragen.invocation_dir import caller_folder, from_caller, model_from
 
 
@@ -34,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     output = Path(from_caller(options.output, caller)) if options.output else None
     base = model_from(options.base, caller) if options.base else None
     planned = plan(_checkpoint(options.checkpoint, caller), output, base)
-    print(planned)
+    print(harmless(str(planned)))
     if not options.dry_run:
         merge(planned)
         print(f"merged: {planned.output}")

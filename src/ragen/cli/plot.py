@@ -15,6 +15,7 @@ from pathlib import Path
 from ragen.cli import CommandParser
 from ragen.errors import ConfigError
 from ragen.extras import require
+from ragen.format import harmless
 from ragen.invocation_dir import caller_folder, from_caller
 
 
@@ -40,7 +41,9 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("nothing to draw: name a run directory, or a W&B run with --wandb-path")
     if options.list_steps:
         for source in sources:
-            print(f"{source.name}: {', '.join(map(str, gradient_data.steps(source))) or 'no gradient analysis'}")
+            print(
+                harmless(f"{source.name}: {', '.join(map(str, gradient_data.steps(source))) or 'no gradient analysis'}")
+            )
         return 0
     require("plots")
     from ragen.report.gradient_plots import plot

@@ -17,6 +17,7 @@ from typing import Any
 
 from ragen.diagnose.collapse import FIRST_TURN, THRESHOLDS, TRAJECTORY, RegimeThresholds
 from ragen.format import percent, short
+from ragen.statistics import bounded
 
 MetricsRow = Mapping[str, Any]
 Points = list[tuple[int, float]]
@@ -74,8 +75,9 @@ class Quantity:
 
 
 def finite(row: MetricsRow, key: str) -> float | None:
+    """A number of a row; None if it has none, or one that is not finite or overflows sums."""
     value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(bounded(value)):
         return None
     return float(value)
 

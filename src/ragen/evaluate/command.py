@@ -210,10 +210,9 @@ def describe(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespa
 
 
 def _run(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespace, resume: str) -> int:
-    from rich.console import Console
-
     from ragen.evaluate.report import print_table
     from ragen.evaluate.run import EvaluationPlan, ServerOptions, evaluate
+    from ragen.terminal import Screen
 
     server = _filled(ServerOptions, options)
     try:
@@ -223,7 +222,7 @@ def _run(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespace, 
         raise
     except RunFailed as error:
         raise RunFailed(f"{error}\n{resume}") from error
-    print_table(result.rows, Console())
+    print_table(result.rows, Screen())
     print(f"episodes: {result.path}")
     if result.report is not None:
         print(f"report: {result.report}")

@@ -20,7 +20,7 @@ from ragen.env.registry import make
 from ragen.evaluate.metrics import difference
 from ragen.evaluate.run import ModelResult
 from ragen.evaluate.setting import Setting
-from ragen.format import in_points, markdown_table, percent
+from ragen.format import harmless, in_points, markdown_table, percent
 from ragen.report import charts, pages, replay
 from ragen.report.charts import Bar, BarGroup
 from ragen.statistics import Estimate
@@ -199,7 +199,7 @@ def write_report(
         symbol_keys=replay.symbol_keys(symbols),
         path=path,
     )
-    write_whole(path.with_suffix(".md"), markdown(rows).encode("utf-8", errors="replace"))
+    write_whole(path.with_suffix(".md"), harmless(markdown(rows)).encode("utf-8", errors="replace"))
     write_whole(path.with_suffix(".html"), page.encode("utf-8", errors="replace"))
     return path.with_suffix(".html")
 

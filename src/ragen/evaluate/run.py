@@ -33,7 +33,7 @@ from ragen.evaluate.client import Budget, Client, ServerGone
 from ragen.evaluate.metrics import Measured, Outcome, measure, outcome_of
 from ragen.evaluate.models import LocalModel, Model, ServerModel, max_positions
 from ragen.evaluate.setting import LENGTH, Setting, Wanted
-from ragen.format import counted
+from ragen.format import counted, harmless
 from ragen.rollout.collect import FailedGroup, GroupRequest, PlayedEpisode, World
 from ragen.run.progress import progress
 from ragen.store import json_lines
@@ -122,7 +122,7 @@ def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | Non
     from ragen.evaluate.report import write_report
     from ragen.model.load import find_model
 
-    note = note or (lambda text: print(text, file=sys.stderr, flush=True))
+    note = note or (lambda text: print(harmless(text), file=sys.stderr, flush=True))
     output = plan.settings[0].config.output
     files.check_keys(output)
     path = files.output_path(output, now or datetime.now())
@@ -184,7 +184,8 @@ class _Game:
 
     def __init__(self, model: Model, setting: Setting, plan: EvaluationPlan):
         self.model, self.setting, self.split = model, setting, plan.wanted.split
-        self.journal = Journal(setting.config.output.dir, identity(model, setting, self.split, plan.server))
+        setting_of = identity(model, setting, self.split, plan.server)
+        self.journal = Journal(setting.config.output.dir, setting_of, files.RECORD)
         self.requests: dict[EpisodeKey, GroupRequest] = {
             (request.tag, request.seed, request.group, member): request
             for request in requests(setting.config, self.split)
@@ -381,6 +382,8 @@ def _play_model(model: Model, games: Sequence[_Game], plan: EvaluationPlan, budg
     for game in games:
         with game.journal.opened():
             num_done = len(game.records)
+            for text in game.journal.notes:
+                note(f"note: {text}; its episodes are played again")
             if num_done:
                 note(f"{model.label}: {num_done} episodes are already in the journal")
             if game.missing:  # otherwise the model is not loaded

@@ -9,8 +9,6 @@
 The numbers come from the runs' metrics files, which are read as they grow.
 """
 
-import json
-import math
 import re
 import sys
 import time
@@ -19,17 +17,19 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-import yaml
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from ragen.config.tree import leaves
+from ragen.diagnose.history import finite
 from ragen.experiment.plan import Plan
 from ragen.format import duration, percent
 from ragen.report.verdict import PREFIX
-from ragen.store.run_folder import RunFolder
+from ragen.store import json_lines
+from ragen.store.reading import Unreadable
+from ragen.store.run_folder import RunFolder, is_metrics_row
 from ragen.store.same_run import BUDGET
 from ragen.store.sweep_results import Cell, run_folder
 from ragen.terminal import Screen
@@ -87,7 +87,7 @@ class LiveRow:
         if self.total_steps is None:
             self.total_steps = _total_steps(self.folder)
         for row in self._new_metrics(self.folder):
-            numbers = {key: n for key, n in row.items() if isinstance(n, (int, float)) and math.isfinite(n)}
+            numbers = {key: number for key in row if (number := finite(row, key)) is not None}
             found = [n for key, n in numbers.items() if key.startswith(PREFIX) and key.endswith("/success")]
             self.step = row["step"]
             self.success = fmean(found) if found else self.success
@@ -98,23 +98,20 @@ class LiveRow:
             with open(folder.metrics_path, "rb") as file:
                 file.seek(self._read)
                 content = file.read()
-        except FileNotFoundError:
+        except OSError:
             return
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
+            row = json_lines.parsed(line)
+            if row is not None and is_metrics_row(row):
                 yield row
 
 
 def _total_steps(folder: RunFolder) -> int | None:
     try:
         total = leaves(folder.read_config()).get(BUDGET)
-    except (OSError, ValueError, yaml.YAMLError):
+    except Unreadable:
         return None  # being written
     return total if isinstance(total, int) else None
 

@@ -35,6 +35,7 @@ from ragen.experiment.cluster import Slot, connected
 from ragen.experiment.devices import Nodes
 from ragen.experiment.live import View
 from ragen.experiment.plan import CPU, Plan, cluster_address, in_batches, overrides_on
+from ragen.format import harmless
 from ragen.run.interrupt import Interrupt
 from ragen.run.sinks import WANDB_ID
 from ragen.store.fsync import write_whole
@@ -181,7 +182,7 @@ def _close(plan: Plan, log: SummaryLog, gpu: str | None = None) -> int:
     block = results.closing_block(plan, latest, gpu or "")
     if gpu is not None:
         log.append(block)
-    print("\n".join(block[1:]))
+    print(harmless("\n".join(block[1:])))
     print(f"summary: {plan.summary_path}\nreport: {hint('report', plan.summary_path)}", flush=True)
     statuses = plan.statuses()
     return 0 if all(statuses[cell.name] == "success" for cell in plan.cells) else 1
@@ -310,7 +311,7 @@ class Sweep:
         for handle in self.nodes.cluster.wait(list(self.running), PAUSE):
             one = self.running.pop(handle)
             ended = self.nodes.cluster.result(handle)
-            if self.interrupt.is_set and (ended is None or ended.get("status") not in (0, 3)):
+            if self.interrupt.is_set and (ended is None or ended.get("status") not in (0, 3, 4)):
                 self._cut_short(one, ended)
             elif ended is None or ended.get("lost"):
                 self._lost(one, "its watcher was lost" if ended is None else "its guard was killed", queue)

@@ -18,7 +18,7 @@ from ragen.errors import ConfigError
 from ragen.experiment import compare
 from ragen.experiment.compare import Setting, Standing, Study, standings
 from ragen.experiment.results import totals_line
-from ragen.format import markdown_table, percent
+from ragen.format import harmless, markdown_table, percent
 from ragen.report.charts import NARROW, SHARE, SMALL, WIDE, Axis, Bar, BarGroup, Level, Line, bar_charts, line_chart
 from ragen.report.pages import Card, render
 from ragen.report.runs import Value, value_text
@@ -46,7 +46,7 @@ def find_record(path: str | Path) -> Path | None:
         return found if found.is_file() and path.exists() else None
     if not path.is_dir():
         return None
-    beside = path.with_name(f"{path.name}.json")
+    beside = path.parent / f"{path.name}.json"
     if beside.is_file():
         return beside
     inside = [found for found in sorted(path.glob("*.json")) if found.with_suffix(".log").is_file()]
@@ -61,7 +61,7 @@ def write_sweep_report(record: Path) -> list[Path]:
     name = re.sub(r"\.json(?=(\.\d+)?$)", "", record.name)
     paths = [record.with_name(f"{name}.{kind}") for kind in ("html", "md")]
     for path, text in zip(paths, (page(study), markdown(study)), strict=True):
-        write_whole(path, text.encode("utf-8", errors="replace"))
+        write_whole(path, harmless(text).encode())
     return paths
 
 

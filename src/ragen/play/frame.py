@@ -14,7 +14,7 @@ from ragen.agent.episode import actions_left
 from ragen.agent.prompt import STYLES
 from ragen.board import coloured
 from ragen.env.base import Environment
-from ragen.format import counted
+from ragen.format import counted, harmless
 from ragen.play.game import Game, PlayedLevel
 from ragen.terminal import in_lines
 from ragen.types import EpisodeState
@@ -49,7 +49,7 @@ def frame(level: PlayedLevel, message: str = "", compact_width: int | None = Non
 
 def board(env: Environment, episode: EpisodeState) -> Text:
     """The observation; lines that consist of symbols are coloured."""
-    return coloured(env.render(episode.state), env.symbols())
+    return coloured(harmless(env.render(episode.state)), env.symbols())
 
 
 def ending(episode: EpisodeState) -> Text:
@@ -66,7 +66,7 @@ def prompt_text(game: Game, episode: EpisodeState, width: int = LONGEST_RULE) ->
     turn = prompt.turn_text(turn_number, episode.state, actions_left(episode, game.model_tag), episode.warn_invalid)
     parts = {"system": prompt.system_text(), "user": turn, "assistant": prompt.reply_prefix()}
     return Text("\n\n").join(
-        Text.assemble((f"── {role} ".ljust(min(width, LONGEST_RULE), "─"), "magenta"), f"\n{content}")
+        Text.assemble((f"── {role} ".ljust(min(width, LONGEST_RULE), "─"), "magenta"), f"\n{harmless(content)}")
         for role, content in parts.items()
     )
 

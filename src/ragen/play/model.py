@@ -18,6 +18,7 @@ from ragen.env.base import Action
 from ragen.errors import ConfigError, nearest_of
 from ragen.evaluate.models import local_model
 from ragen.evaluate.setting import Wanted, settings
+from ragen.format import harmless
 from ragen.play.frame import board, ending
 from ragen.play.game import PLAYERS
 from ragen.rollout.collect import GroupRequest, PlayedEpisode, World
@@ -41,7 +42,7 @@ def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool,
     setting = settings(wanted)[0]
     config, tag = setting.config, setting.config.es_manager.val.env_configs.tags[0]
     for note in setting.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(harmless(f"note: {note}"), file=sys.stderr)
 
     # Heavy: only after every argument was checked.
     from ragen.engine.native.engine import NativeEngine
@@ -87,7 +88,7 @@ class ShownEpisode(PlayedEpisode):
         text = chat.tokenizer.decode(self.ids, skip_special_tokens=False).rstrip("\ufffd")
         if text.startswith(self.text):
             style = ANSWER if "<answer" in text else THOUGHT
-            self.screen.print(Text(text[len(self.text) :], style), end="", soft_wrap=True)
+            self.screen.print(Text(harmless(text[len(self.text) :]), style), end="", soft_wrap=True)
             self.screen.file.flush()
             self.text = text
 

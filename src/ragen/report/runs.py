@@ -12,15 +12,12 @@ import math
 import re
 import socket
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import yaml
 
 from ragen.config.identity_keys import WHERE, changes_only
 from ragen.config.tree import leaves
@@ -30,6 +27,7 @@ from ragen.report.verdict import PREFIX, early_stop, first_and_last_episodes, va
 from ragen.statistics import Difference, Interval, paired_difference
 from ragen.store.episodes import read_episodes
 from ragen.store.find_run import named_run
+from ragen.store.reading import Unreadable
 from ragen.store.run_folder import Metrics, RunFolder
 
 
@@ -134,8 +132,8 @@ def read_run(name: str, folder: RunFolder, metric: str | None = None) -> ListedR
     def tried(read: Callable[[], Any], otherwise: Any, path: Path) -> Any:
         try:
             return read()
-        except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-            problems.append(f"{path.name} cannot be read ({' '.join(str(error).split())[:120]})")
+        except Unreadable as error:
+            problems.append(f"{path.name} cannot be read ({error.why})")
             return otherwise
 
     config = tried(lambda: leaves(folder.read_config()), {}, folder.config_path)
@@ -143,6 +141,8 @@ def read_run(name: str, folder: RunFolder, metric: str | None = None) -> ListedR
     finished = tried(folder.read_finished, None, folder.finished_path) or {}
     if not config and not problems:
         problems.append(f"{folder.config_path.name} is missing or empty")
+    if finished and not metrics.rows and not problems:
+        problems.append(f"{folder.metrics_path.name} is missing or empty")
     if finished.get("status") == "unknown":
         problems.append(f"{folder.finished_path.name} cannot be read")
     # After its last step fine-tuning still has to merge and validate the model.
@@ -243,8 +243,8 @@ def _last_episodes(run: ListedRun, tag: str) -> tuple[list[dict[str, Any]], str]
         return [], f"{run.name} has no stored episodes of its last validation"
     try:
         episodes = read_episodes(files[0].path)
-    except (OSError, EOFError, zlib.error, ValueError, KeyError) as error:
-        return [], f"{files[0].path.name} of {run.name} cannot be read ({error})"
+    except Unreadable as error:
+        return [], f"{files[0].path.name} of {run.name} cannot be read ({error.why})"
     return [item for item in episodes if item["tag"] == tag], ""
 
 

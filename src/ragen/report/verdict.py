@@ -9,7 +9,6 @@ and the last validation, and, where both played the same levels once each, the p
 """
 
 import math
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -22,7 +21,8 @@ from ragen.diagnose.history import finite
 from ragen.diagnose.success import success_change
 from ragen.format import in_points, percent, short
 from ragen.statistics import Difference, Interval, paired_difference
-from ragen.store.episodes import read_episodes
+from ragen.store.episodes import SHOWN, read_episodes
+from ragen.store.reading import Unreadable
 from ragen.store.run_folder import Metrics, RunFolder
 
 PREFIX = "val-env/"
@@ -136,9 +136,9 @@ def first_and_last_episodes(folder: RunFolder, notes: list[str]) -> tuple[list[d
 
 def _read_episodes(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
-        return read_episodes(path)
-    except (OSError, EOFError, zlib.error, ValueError, KeyError) as error:
-        notes.append(f"{path.name} cannot be read ({error}): its episodes are not shown")
+        return read_episodes(path, SHOWN)
+    except Unreadable as error:
+        notes.append(f"{path.name} cannot be read ({error.why}): its episodes are not shown")
         return []
 
 

@@ -34,10 +34,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ragen.format import compact, duration, percent, short, sparkline
+from ragen.format import compact, duration, harmless, percent, short, sparkline
 from ragen.run.episode_view import EpisodeView
 from ragen.run.filter_words import filter_words
 from ragen.run.sinks import numbers
+from ragen.terminal import Screen
 
 Summary = Mapping[str, Any]
 
@@ -81,7 +82,7 @@ def make_console(
 ) -> "PlainConsole | LiveConsole":
     """The view that suits where the output goes. `first_step`: steps that a resumed run already has behind it;
     `filter_rule`: the filter's metric, and whether it keeps the largest."""
-    screen = screen or RichConsole(highlight=False)
+    screen = screen or Screen()
     if "console" in logger_names and screen.is_terminal and not screen.is_dumb_terminal:
         return LiveConsole(total_steps, str(run_folder), title, first_step, screen, filter_rule=filter_rule)
     return PlainConsole(str(run_folder), all_metrics=all_metrics)
@@ -118,10 +119,10 @@ class PlainConsole:
         self.note(stopped_line(rule, explanation))
 
     def note(self, text: str) -> None:
-        print(text, file=self._out or sys.stdout, flush=True)
+        print(harmless(text), file=self._out or sys.stdout, flush=True)
 
     def error(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(harmless(text), file=sys.stderr, flush=True)
 
     def close(self, last_lines: Iterable[str]) -> None:
         """What to print at the end, instead of the run folder."""

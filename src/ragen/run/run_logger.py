@@ -113,14 +113,13 @@ class RunLogger(NullLogger):
     def group_table(self, step: int, rows: Sequence[tuple[int, float, bool]]) -> None:
         """The spread of each group. In W&B it is one table that grows."""
         records = [{"step": step, "group_id": group, "reward_std": std, "selected": kept} for group, std, kept in rows]
-        path = self.folder.path / GROUP_TABLE
-        json_lines.append(path, *records)
+        path = self.folder.append_table(GROUP_TABLE, records)
         if self.sinks:
             self._pass_on(step, "rollout/group_rv_table", json_lines.read(path).records)
 
     def gradient_table(self, step: int, rows: Sequence[dict[str, Any]]) -> None:
         """Which groups a gradient analysis found in which bucket."""
-        json_lines.append(self.folder.path / GRADIENT_TABLE, *({"step": step} | row for row in rows))
+        self.folder.append_table(GRADIENT_TABLE, ({"step": step} | row for row in rows))
         for prefix, bucket in dict.fromkeys((row["prefix"], row["bucket"]) for row in rows):
             found = [row for row in rows if (row["prefix"], row["bucket"]) == (prefix, bucket)]
             table = [{key: row[key] for key in ("bucket", "group_id", "reward_std")} for row in found]

@@ -29,7 +29,7 @@ from ragen.run.console import step_line
 from ragen.run.interrupt import Interrupt, Preempted
 from ragen.run.run_logger import NullLogger, run_logger
 from ragen.store import manifest
-from ragen.store.fsync import write_whole
+from ragen.store.fsync import append_lines, write_whole
 from ragen.store.json_lines import decode, encode
 from ragen.store.resume import Decision, claimed, decide
 
@@ -249,8 +249,7 @@ class Session:
         metrics = dict(metrics) | clock.metrics() | self.totals.add(clock)
         self.log.step(step, metrics)
         if self._text_log is not None:
-            with open(self._text_log, "a", encoding="utf-8") as file:
-                file.write(f"{step_line(step, metrics)}\n")
+            append_lines(self._text_log, f"{step_line(step, metrics)}\n".encode())
 
     def save(
         self,
@@ -262,6 +261,7 @@ class Session:
     ) -> None:
         """Write a checkpoint; no worker continues before it is written. With `best` it stays while it is."""
         if self.workers.is_first:
+            self.folder.check_present()
             if best is not None:  # first: a run killed in between validates and saves this step again
                 manifest.write_best(self.folder.path, best)
             if self._state_to_save is not None:

@@ -29,11 +29,12 @@ def find_runs(folders: Sequence[str] = ()) -> list[tuple[str, RunFolder]]:
     found: dict[Path, tuple[str, RunFolder]] = {}
     for root in filter(Path.is_dir, map(Path, folders or ROOTS)):
         for directory, folders_below, files in os.walk(root):
+            found_run = is_run([*files, *folders_below])  # damage may have made a directory of a file
             folders_below[:] = sorted(
                 name for name in folders_below if name not in SKIPPED and not name.startswith((".", "global_step_"))
             )
             path = Path(directory)
-            if is_run(files):
+            if found_run:
                 name = path.relative_to(root).as_posix() if path != root else path.resolve().name
                 found.setdefault(path.resolve(), (name, RunFolder(path)))
     return list(found.values())
@@ -60,9 +61,10 @@ def run_or_checkpoint(name: str) -> Path | None:
 
 
 def is_run(files: Sequence[str]) -> bool:
-    """Whether a directory with these files is a run: it has metrics or, having just started, a config and an owner."""
-    folder = RunFolder("")
-    return folder.metrics_path.name in files or {folder.config_path.name, folder.owner_path.name} <= set(files)
+    """Metrics make a run; one that has just started, or lost them, has a config and an owner or an end."""
+    folder, names = RunFolder(""), set(files)
+    others = {folder.owner_path.name, folder.finished_path.name}
+    return folder.metrics_path.name in names or (folder.config_path.name in names and bool(others & names))
 
 
 def _matches(name: str, known: Sequence[tuple[str, RunFolder]]) -> list[tuple[str, RunFolder]]:

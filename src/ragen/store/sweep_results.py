@@ -26,8 +26,9 @@ from typing import Any
 
 from ragen.errors import ConfigError
 from ragen.store.free_name import rotate
-from ragen.store.fsync import write_whole
+from ragen.store.fsync import append_lines, write_whole
 from ragen.store.lock import Lock, Locked, is_locked, locked, try_lock
+from ragen.store.reading import problem_in, read_bytes, read_json
 
 SEPARATOR = " | "
 MISSING = "missing"
@@ -41,6 +42,24 @@ TIMES = {
     "collapse_first_time": "timing_s/collapse_first_turn_total",
     "collapse_multi_time": "timing_s/collapse_multi_turn_total",
 }
+# What a record must hold.
+CELL = dict.fromkeys(("name", "label", "group", "log_path", "result_path", "checkpoint_dir", "wandb_project"), str) | {
+    "start": [str],
+    "overrides": [str],
+    "num_gpus": int,
+    "seed": (int, type(None)),
+    "fields": [[str]],
+    "log_head": [str],
+}
+RECORD = {
+    "experiment": str,
+    "title": str,
+    "summary": str,
+    "fields": [str],
+    "reference": (str, type(None)),
+    "cells": [CELL],
+}
+NEEDED = {*RECORD, *CELL} - {"log_head"}
 KNOWN_AFTERWARDS = (*TIMES, "wall_time", "gpu", "status")
 
 
@@ -177,7 +196,7 @@ class SummaryLog:
         self.path = path
 
     def text(self) -> str:
-        return self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
+        return (read_bytes(self.path) or b"").decode(errors="replace")
 
     def append(self, lines: Sequence[str]) -> None:
         with self.locked():
@@ -192,14 +211,7 @@ class SummaryLog:
     def write(self, lines: Sequence[str]) -> None:
         """Append while `locked`."""
         content = "".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace")
-        with open(self.path, "ab", buffering=0) as file:
-            size = file.tell()
-            try:
-                while content:
-                    content = content[os.write(file.fileno(), content) :]
-            except OSError:
-                file.truncate(size)  # half a line would damage the next one
-                raise
+        append_lines(self.path, content, keeps_half_line=True)
 
 
 # --- the record ---------------------------------------------------------------------------------------------------
@@ -263,8 +275,10 @@ def keep_older(summary: Path) -> None:
 
 
 def read_record(path: Path) -> Record:
+    stored = read_json(path) or {}
+    if problem := problem_in(stored, RECORD, NEEDED):
+        raise ConfigError(f"{path} is not the record of an experiment ({problem})")
     try:
-        stored = json.loads(path.read_bytes())
         summary = Path(stored["summary"]).with_name(summary_path(path).name)
         return Record(
             stored["experiment"],
