@@ -162,7 +162,7 @@ def test_every_cell_has_its_turn_and_a_failure_stops_nothing(fake, capsys):
     assert [line.partition(" |")[0] for line in closing[1:5]] == ["value=a", "value=b", "value=c", "value=d"]
     assert closing[-1] == "Total: 4 | Success: 2 | Failed: 2"
     assert Path("logs/stub/a.result").read_text().startswith("value=a | train_time=N/A")
-    assert "report: ./ragen report logs/stub.log" in capsys.readouterr().out
+    assert "report logs/stub.log" in capsys.readouterr().out
 
 
 def test_all_succeeded_is_zero_and_the_rule_of_an_early_stop_is_told(fake):
@@ -487,7 +487,7 @@ def test_a_damaged_record_is_replaced_by_a_new_start_and_stops_a_resumed_one(fak
     fake()
     scheduler.run(make_plan("ab"))
     Path("logs/stub.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"logs/stub\.json is not the record of an experiment"):
+    with pytest.raises(ConfigError, match=r"logs/stub\.json cannot be read"):
         scheduler.run(make_plan("ab", Options(gpus=("cpu",), resume=True)))
     assert scheduler.run(make_plan("ab")) == 0
     assert list(recorded_cells(Path("logs/stub.log"))) == ["a", "b"]

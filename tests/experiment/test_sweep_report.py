@@ -297,7 +297,10 @@ def test_a_sweep_is_found_by_its_log_its_record_and_its_folder(capsys):
         assert find_record(word) == RECORD
     assert find_record("saved") is None and find_record("logs/none.log") is None
     assert main(["report", "saved"]) == 2
-    assert "not an experiment: name its summary log" in capsys.readouterr().err
+    assert (
+        "saved: not a run directory (no metrics.jsonl). An experiment is named by its summary log"
+        in capsys.readouterr().err
+    )
     Path("logs/other.json").write_bytes(RECORD.read_bytes())
     Path("logs/other.log").touch()
     with pytest.raises(ConfigError, match="several experiments: name one of"):

@@ -150,17 +150,11 @@ def run_logger(config: Config, decision: Decision) -> Iterator[RunLogger]:
     folder, total = decision.folder, config.trainer.total_training_steps
     title = f"{config.trainer.experiment_name} · {config.model_path}"
     first = decision.first_step - 1
-    rollout, shows_all = config.actor_rollout_ref.rollout, config.trainer.console_metrics == "all"
-    rule = rollout.rollout_filter_metric, rollout.rollout_filter_type == "largest"
-    with make_console(
-        total,
-        config.trainer.logger,
-        folder.path,
-        title=title,
-        first_step=first,
-        all_metrics=shows_all,
-        filter_rule=rule,
-    ) as console:
+    options: dict[str, Any] = {"all_metrics": config.trainer.console_metrics == "all"}
+    if config.rl_or_sft == "rl":
+        rollout = config.actor_rollout_ref.rollout
+        options["filter_rule"] = (rollout.rollout_filter_metric, rollout.rollout_filter_type == "largest")
+    with make_console(total, config.trainer.logger, folder.path, title=title, first_step=first, **options) as console:
         folder.write_config(config)
         for name in (GROUP_TABLE, GRADIENT_TABLE):
             json_lines.rewind(folder.path / name, lambda record: record["step"] <= first)

@@ -42,11 +42,14 @@ def find_runs(folders: Sequence[str] = ()) -> list[tuple[str, RunFolder]]:
 
 def named_run(name: str, folders: Sequence[str] = (), caller: str = "") -> tuple[str, RunFolder]:
     """The run that a name means; raises if there is none, or several. A path starts from `caller`, or from here."""
-    for path in (Path(caller, os.path.expanduser(name)), Path(name)):
+    paths = (Path(caller, os.path.expanduser(name)), Path(name))
+    for path in paths:
         if path.is_dir() and is_run(os.listdir(path)):
             return name.rstrip("/"), RunFolder(path)
     known = find_runs(folders)
     matches = _matches(name, known)
+    if not matches and any(map(os.path.lexists, paths)):
+        raise ConfigError(f"{shown(name)}: not a run directory (no {RunFolder('').metrics_path.name})")
     if not matches:
         near = did_you_mean(name, [end for other, _ in known for end in (other, other.rpartition("/")[2])])
         raise ConfigError(f"run {shown(name)}: no such run or run directory{near}")
