@@ -211,8 +211,10 @@ class Session:
         return Ending(stopped, step)
 
     def _drop(self, job: Steps, step: int, state: Mapping[str, Any]) -> None:
-        """Save weights and state of the step before: this one has not changed the weights."""
+        """Save weights and state of the step before, unless this one has changed the weights already."""
         self._interrupt.commit()
+        if self._is_committed:  # an analysis failed between two updates: these weights belong to no step
+            return
         is_saved = self.saved is not None and manifest.step_of(self.saved) >= step - 1
         if step > self.first_step and not self.workers.agree(is_saved):  # only the first worker knows
             self._state_to_save = state
