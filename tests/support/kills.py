@@ -57,7 +57,7 @@ def kill_and_go_on(nursery, folder, words, num_kills, aims, seed, seconds=0.0):
         command = [*words, f"trainer.default_local_dir={folders[-1]}"]
         while not is_enough():
             aim = aims[len(hit) % len(aims)]
-            longest = seconds if aim is None else (0.0, 0.05, 0.3)[len(hit) % 3]
+            longest = seconds if aim is None else drawn.choice((0.0, 0.02, 0.3))
             found = kill_once(nursery, command, aim, drawn.randint(1, 2), drawn.uniform(0, longest))
             if found is None:
                 break

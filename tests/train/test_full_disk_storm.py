@@ -13,7 +13,7 @@ import pytest
 from kills import assert_same, checkpoint_of, unbroken_run
 from tiny import ACTOR, ROLLOUT, TINY
 
-SIZE = "24m"  # three checkpoints
+SIZE = "64m"  # a few checkpoints
 WORDS = [
     "train",
     *TINY,

@@ -28,7 +28,7 @@ from ragen.terminal import Screen, shortened, table
 
 STYLES = {"running": "cyan", "finished": "green", "interrupted": "yellow", "stopped early": "red"}
 RIGHT = ("step", "success", "best", "age")
-DROPPED = ("health", "estimator", "model", "env", "age", "best", "step")  # in a narrow terminal, in this order
+DROPPED = ("estimator", "model", "age", "env", "best", "health", "step")  # in a narrow terminal, in this order
 STATUS_WIDTH, NAME_WIDTH = 13, 16  # in a narrow terminal
 SPARK_WIDTH = 24
 
