@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ragen.engine.forced_length import ForcedLength
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -23,6 +25,7 @@ class Sampling:
     greedy: bool
     max_tokens: int  # of one reply
     stop_at_answer: bool  # end a reply at its first complete </answer>
+    forced_length: ForcedLength | None = None  # then nothing else ends a reply; for measuring
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
     engine = NativeEngine(model, tokenizer, end_of_turn_id)
     engine.run(conversations, sampling)
 
-A burst decodes a few tokens for every row without checking them (`eager.py`; on a GPU `graphs.py`, chosen in `way.py`). Then, in conversation order, the engine looks for the
-ends of replies, passes finished ones on, and prefills all new prompts in one packed call. Tokens after a reply's end
-are discarded. Nothing depends on a clock or on threads.
+A burst decodes a few tokens for every row without checking them (`eager.py`; on a GPU `graphs.py`, chosen in
+`way.py`). Then, in conversation order, the engine looks for the ends of replies, passes finished ones on, and prefills
+all new prompts in one packed call. Tokens after a reply's end are discarded. Nothing depends on a clock or on threads.
 
 The last token of a prompt is not prefilled: it is the first input of the next burst, so that all sampling happens
 there.
@@ -43,6 +43,7 @@ class Row:
     draw_key: int = 0
     reply: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    forced_length: int = 0  # of the reply; 0: it ends as it is sampled
     num_fed: int = 0  # inputs of this turn fed by bursts: the prompt's last token, then the reply's
 
     def start_turn(self, prompt: Prompt) -> int:
@@ -170,8 +171,13 @@ class EngineRun:
         if prompt is None:
             return None
         row = Row(conversation, held)
-        self.statistics.shared += row.start_turn(prompt)
+        self._start_turn(row, prompt)
         return row
+
+    def _start_turn(self, row: Row, prompt: Prompt) -> None:
+        self.statistics.shared += row.start_turn(prompt)
+        forced = self.sampling.forced_length
+        row.forced_length = forced.tokens(prompt.draw_key, self.sampling.max_tokens) if forced else 0
 
     def _compact(self) -> None:
         """Drop empty rows once they are a quarter of all: until then copying costs more than they do."""
@@ -275,7 +281,7 @@ class EngineRun:
             row.conversation.take(Sampled(tuple(row.reply), tuple(row.log_probs), stopped_by))
             prompt = row.conversation.prompt()
             if prompt is not None:
-                self.statistics.shared += row.start_turn(prompt)
+                self._start_turn(row, prompt)
                 self.arrivals.append(index)
                 continue
             num_finished += 1
@@ -293,7 +299,11 @@ class EngineRun:
         for id_, log_prob in zip(ids, log_probs, strict=True):
             row.reply.append(id_)
             row.log_probs.append(log_prob)
-            if reason := self.engine.stop.reason(row.reply, self.sampling):
+            if row.forced_length:
+                reason = "length" if len(row.reply) == row.forced_length else ""
+            else:
+                reason = self.engine.stop.reason(row.reply, self.sampling)
+            if reason:
                 return reason
         return ""
 

@@ -11,6 +11,7 @@ the rows on, so the host looks only between bursts. Slots and graphs stay for th
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class GraphRows:
         self.num_rows = 0
         self.temperature = torch.ones((), dtype=torch.float32, device=self.device)
         self.step = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._pool = None
+        self._pool: Any = None  # memory that all graphs share: they never run at the same time
         self._weights: tuple[int, ...] = ()
         self._forget_graphs()
 

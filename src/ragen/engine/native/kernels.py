@@ -23,7 +23,7 @@ VOCABULARY_BLOCK = 2048  # tokens whose mass is summed first
 FEW, MANY = 4, 16  # parts into which a row's keys are split, so that every processor has work
 
 
-# --- positions and cache ----------------------------------------------------------------------------------------------
+# --- positions and cache --------------------------------------------------------------------------------------------
 
 
 def rotate_and_store(
@@ -81,7 +81,7 @@ def _rotate_and_store(
             tl.store(values + place + HALF, second, mask=inside)
 
 
-# --- attention: one query for each row ---------------------------------------------------------------------------------
+# --- attention: one query for each row ------------------------------------------------------------------------------
 
 
 def attend_to_rows(
@@ -169,7 +169,7 @@ def _add_parts(
     tl.store(out + head * DIM + dim, mixed.to(out.dtype.element_ty), mask=dim < DIM)
 
 
-# --- attention: several queries of some rows ----------------------------------------------------------------------------
+# --- attention: several queries of some rows ------------------------------------------------------------------------
 
 
 def tiles_of(rows: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> list[list[int]]:
@@ -233,7 +233,7 @@ def _attend_tile(
     tl.store(out + place, (mixed / mass[:, None]).to(out.dtype.element_ty), mask=real)
 
 
-# --- drawing a token ----------------------------------------------------------------------------------------------------
+# --- drawing a token ------------------------------------------------------------------------------------------------
 
 
 def draw(

@@ -86,10 +86,10 @@ class Slots:
         given = torch.tensor([packed, positions, owners]).to(self.device)
         tiles = torch.tensor(tiles_of(rows, starts, counts), dtype=torch.int32).to(self.device)
 
-        def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        def attend_packed(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return attend_to_tiles(query, keys, values, tiles)
 
-        self._forward(given[0], given[1], given[2], attend, only_fill=True)
+        self._forward(given[0], given[1], given[2], attend_packed, only_fill=True)
 
     def logits(self, num_rows: int, longest: int) -> Tensor:
         """The next token's logits of the first rows; without Triton, rows have at most `longest` tokens."""

@@ -1,0 +1,118 @@
+"""Multi-turn rollouts on one GPU: our engine against `transformers.generate`, turn by turn, in one run.
+
+    python benchmarks/gpu/rollout.py                                 # random:Qwen2.5-3B, 8 x 16, 5 turns x 100 tokens
+
+The Sokoban workload: the members of a group start from the same prompt; a turn adds the next user message. Reply lengths
+are forced: all equal, then ragged (log-normal, same mean). The peer runs the whole batch turn by turn with equal
+lengths, its cache kept from turn to turn, which only equal lengths allow.
+"""
+
+import argparse
+import cProfile
+import pstats
+
+import torch
+from measure import EveryToken, NO_SUCH_TOKEN, Scripted, machine, seconds
+
+from ragen.engine.base import Sampling
+from ragen.engine.forced_length import ForcedLength
+from ragen.engine.native.engine import NativeEngine
+from ragen.model.load import find_model, load_model
+
+
+def prompts_of(groups: int, turns: int, opening: int, shared: int, delta: int) -> list[list[tuple[int, ...]]]:
+    generator = torch.Generator().manual_seed(0)
+
+    def some(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(2, 600, (count,), generator=generator).tolist())
+
+    system = some(shared)
+    return [[system + some(opening - shared), *(some(delta) for _ in range(turns - 1))] for _ in range(groups)]
+
+
+def conversations(prompts: list[list[tuple[int, ...]]], size: int, seed: int) -> list[Scripted]:
+    return [
+        Scripted(group, (seed << 20) + 1000 * index + member)
+        for index, group in enumerate(prompts)
+        for member in range(size)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="random:Qwen2.5-3B")
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--size", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--reply", type=int, default=100)
+    parser.add_argument("--opening", type=int, default=543, help="tokens of the first prompt")
+    parser.add_argument("--shared", type=int, default=380, help="of these, the same in all groups")
+    parser.add_argument("--delta", type=int, default=155, help="tokens of the later prompts")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="print where the host's time goes")
+    options = parser.parse_args()
+
+    print(machine())
+    loaded = load_model(find_model(options.model))
+    engine = NativeEngine(loaded.model, EveryToken(loaded.model.shape.vocab_size), NO_SUCH_TOKEN)
+    prompts = prompts_of(options.groups, options.turns, options.opening, options.shared, options.delta)
+    num_rows = options.groups * options.size
+    print(f"{options.model}: {num_rows} episodes, {options.turns} turns, {engine.way.text}")
+    rates = {}
+    for name, is_ragged in (("equal", False), ("ragged", True)):
+        sampling = Sampling(1.0, 1.0, -1, False, 1 << 30, False, ForcedLength(options.reply, is_ragged))
+        for number in range(options.rounds):
+            rows = conversations(prompts, options.size, number)
+            found = []
+            took = seconds(lambda: found.append(engine.run(rows, sampling)))
+            num_tokens = sum(len(reply.ids) for row in rows for reply in row.replies)
+            rates[name] = num_tokens / took
+            discarded = 1 - found[0].kept / found[0].decoded
+            print(f"  {name}: {took:6.2f} s, {num_tokens:,} tokens, {num_tokens / took:>7,.0f} tokens/s, {found[0].prefilled:,} prefilled, {discarded:.0%} of the decoded discarded", flush=True)  # fmt: skip
+        if options.profile:
+            profiled = cProfile.Profile()
+            rows = conversations(prompts, options.size, 77)
+            profiled.runcall(engine.run, rows, sampling)
+            pstats.Stats(profiled).sort_stats("tottime").print_stats(14)
+    print(f"  ragged against equal: {rates['ragged'] / rates['equal']:.0%}")
+    print(
+        f"  cache {engine._graph_rows.slots.num_bytes / 2**30:.1f} GiB, peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+    )
+    if not options.no_peer:
+        took = peer(loaded, prompts, options)
+        ours = num_rows * options.turns * options.reply / rates["equal"]
+        print(f"  peer: generate turn by turn, cache kept: {took:.1f} s; ratio {took / ours:.1f}")
+
+
+def peer(loaded, prompts: list[list[tuple[int, ...]]], options) -> float:
+    from transformers import AutoConfig, DynamicCache, Qwen2ForCausalLM
+
+    from ragen.model.decoder import to_huggingface
+
+    config = AutoConfig.from_pretrained(loaded.source.folder)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        theirs = Qwen2ForCausalLM(config).eval()
+    torch.set_default_dtype(torch.float32)
+    theirs.load_state_dict(to_huggingface(loaded.model), strict=False)
+
+    @torch.no_grad()
+    def rollout(turns: int) -> None:
+        ids = torch.empty(options.groups * options.size, 0, dtype=torch.int64, device="cuda")
+        cache = DynamicCache()
+        for turn in range(turns):
+            given = torch.tensor([group[turn] for group in prompts for _ in range(options.size)], device="cuda")
+            ids = torch.cat([ids, given], dim=1)
+            ids = theirs.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                min_new_tokens=options.reply, max_new_tokens=options.reply, pad_token_id=0, eos_token_id=None,
+                past_key_values=cache,
+            )  # fmt: skip
+
+    rollout(1)
+    return seconds(lambda: rollout(options.turns))
+
+
+if __name__ == "__main__":
+    main()
