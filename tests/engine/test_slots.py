@@ -116,8 +116,10 @@ def attention(query, keys, values, length):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(16, 2, 128), (9, 3, 64), (14, 2, 64), (4, 4, 80)])
-def test_attention_of_rows(kernels, num_heads, num_kv_heads, head_dim):
+def test_attention_of_rows(kernels, monkeypatch, num_heads, num_kv_heads, head_dim, splits):
+    monkeypatch.setattr(kernels, "SPLITS", ((0, splits),))
     torch.manual_seed(0)
     lengths = torch.tensor([0, 1, 62, 63, 64, 200, 299])
     keys, values = cache_parts(len(lengths), num_kv_heads, 300, head_dim)

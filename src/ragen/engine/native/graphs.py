@@ -6,8 +6,9 @@
     ids, log_probs = rows.burst(inputs, 8, draw)
 
 The device part of an engine run, as `eager.EagerRows`. There is a graph for each number of rows in `ROW_STEPS` (and,
-without Triton, for each range of lengths). A graph computes one token for all its rows, draws it, records it and moves
-the rows on, so the host looks only between bursts. Slots and graphs stay for the next run.
+without Triton, for each range of lengths). It computes one token for all its rows, draws it, records it and moves the
+rows on, so the host looks only between bursts. Prefilling a few tokens is captured too: launching its kernels takes
+longer than running them. Slots and graphs stay for the next run.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from ragen.engine.native.sampler import sample, uniforms
 from ragen.engine.native.slots import IDS, KEYS, LENGTHS, POSITIONS, Slots
 from ragen.model.decoder import Decoder
 
+FILL_STEPS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)  # beyond, computing takes longer than launching
+TOKENS_PER_TILE = 16  # of a captured prefill, on average at least; with Triton
 ROW_STEPS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 LENGTH_STEP = 512  # without Triton: a graph reads lengths rounded up to this
 MAX_BURST = 64
@@ -35,7 +38,6 @@ class GraphRows:
         self.num_rows = 0
         self.temperature = torch.ones((), dtype=torch.float32, device=self.device)
         self.step = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._pool: Any = None  # memory that all graphs share: they never run at the same time
         self._weights: tuple[int, ...] = ()
         self._forget_graphs()
 
@@ -55,6 +57,8 @@ class GraphRows:
 
     def _forget_graphs(self) -> None:
         self._graphs: dict[tuple[object, ...], Callable[[], None]] = {}
+        self._fills: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}
+        self._pool: Any = None  # memory that all graphs share, which never run at the same time; it goes with them
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
@@ -82,7 +86,25 @@ class GraphRows:
         self.slots.copy(source, targets, num_tokens)
 
     def fill(self, rows: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
-        self.slots.fill(rows, starts, ids)
+        num_tokens = sum(map(len, ids))
+        size = next((step for step in FILL_STEPS if step >= num_tokens), 0)
+        if not (size and self.has_triton):
+            self.slots.fill(rows, starts, ids)
+            return
+        given, tiles = self.slots.packed(rows, starts, ids, size, size // TOKENS_PER_TILE)
+        if len(tiles) > size // TOKENS_PER_TILE:  # many short parts
+            self.slots.fill(rows, starts, ids)
+            return
+        if size not in self._fills:
+            self._fills[size] = self._captured_fill(size)
+        static, static_tiles, replay = self._fills[size]
+        static.copy_(given)
+        static_tiles.copy_(tiles)
+        replay()
+
+    def _captured_fill(self, size: int) -> tuple[Tensor, Tensor, Callable[[], None]]:
+        static, tiles = (part.to(self.device) for part in self.slots.packed([], [], [], size, size // TOKENS_PER_TILE))
+        return static, tiles, self._captured(lambda: self.slots.fill_packed(static, tiles))
 
     # --- bursts ---------------------------------------------------------------------------------------------------
 
@@ -112,13 +134,16 @@ class GraphRows:
         return self._graphs[key]
 
     def _captured(self, advance: Callable[[], None]) -> Callable[[], None]:
-        if not self.capture:
-            return advance
-        self.slots.state.zero_()  # the trial below must write at valid places
+        """The trial that compiles kernels and makes workspaces writes where no row has a token yet."""
+        self.slots.state.zero_()
+        self.slots.state[LENGTHS] = self.slots.cache.capacity - 1
         self.step.zero_()
+        if not self.capture:
+            advance()
+            return advance
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):  # kernels are compiled and workspaces made before the capture
+        with torch.cuda.stream(stream):
             advance()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
@@ -150,6 +175,6 @@ class GraphRows:
 
 
 def rounded(num_rows: int) -> int:
-    """The number of rows of the smallest graph for so many."""
+    """The number of rows of the smallest graph that serves this many."""
     fitting = [step for step in ROW_STEPS if step >= num_rows]
     return fitting[0] if fitting else -(-num_rows // 64) * 64

@@ -20,7 +20,9 @@ from torch import Tensor
 LOG2_E = math.log2(math.e)
 TILE = 64  # queries of a row that a program of `attend_to_tiles` computes together
 VOCABULARY_BLOCK = 2048  # tokens whose mass is summed first
-FEW, MANY = 4, 16  # parts into which a row's keys are split, so that every processor has work
+KEY_BLOCK = 32  # keys that a program of `attend_to_rows` reads at a time
+# At least this many pairs of row and key head: the parts into which their keys are split, so that no processor idles.
+SPLITS = ((192, 1), (48, 4), (0, 16))
 
 
 # --- positions and cache --------------------------------------------------------------------------------------------
@@ -84,26 +86,26 @@ def _rotate_and_store(
 # --- attention: one query for each row ------------------------------------------------------------------------------
 
 
-def attend_to_rows(
-    query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, block: int = 64, num_warps: int = 4, stages: int = 3
-) -> Tensor:
-    """Row i attends to its first `lengths[i] + 1` tokens. A row's keys are split; a second kernel adds the parts."""
+def attend_to_rows(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> Tensor:
+    """Row i attends to its first `lengths[i] + 1` tokens. Of few rows the keys are split; a second kernel adds up."""
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads
-    splits = FEW if num_rows * num_kv_heads >= 128 else MANY
-    padded = triton.next_power_of_2(head_dim)
-    parts = query.new_empty(num_rows, num_heads, splits, head_dim, dtype=torch.float32)
-    summary = query.new_empty(2, num_rows, num_heads, splits, dtype=torch.float32)  # the largest score, the mass
+    splits = next(splits for least, splits in SPLITS if num_rows * num_kv_heads >= least)
+    padded = max(16, triton.next_power_of_2(head_dim))
     mixed = torch.empty_like(query)
+    parts, summary = mixed, query.new_empty(2, num_rows, num_heads, splits, dtype=torch.float32)  # top score, mass
+    if splits > 1:
+        parts = query.new_empty(num_rows, num_heads, splits, head_dim, dtype=torch.float32)
     _attend_part[(num_rows, num_kv_heads, splits)](
         query, keys, values, lengths, parts, summary[0], summary[1], LOG2_E * head_dim**-0.5, *keys.stride()[:3],
-        GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=head_dim, DIM_PADDED=padded, BLOCK=block,
-        SPLITS=splits, PRECISION=_precision(query), num_warps=num_warps, num_stages=stages,
+        GROUP=group, GROUP_PADDED=max(16, triton.next_power_of_2(group)), DIM=head_dim, DIM_PADDED=padded,
+        BLOCK=KEY_BLOCK, SPLITS=splits, PRECISION=_precision(query), num_warps=2, num_stages=4,
     )  # fmt: skip
-    _add_parts[(num_rows, num_heads)](
-        parts, summary[0], summary[1], mixed, DIM=head_dim, DIM_PADDED=padded, SPLITS=splits, num_warps=1
-    )
+    if splits > 1:
+        _add_parts[(num_rows, num_heads)](
+            parts, summary[0], summary[1], mixed, DIM=head_dim, DIM_PADDED=padded, SPLITS=splits, num_warps=1
+        )
     return mixed
 
 
@@ -148,9 +150,12 @@ def _attend_part(
         mixed = mixed * shrink[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
         top = new_top
     place = head * SPLITS + split
+    if SPLITS == 1:
+        mixed = (mixed / mass[:, None]).to(parts.dtype.element_ty)
+    else:
+        tl.store(largest + place, top, mask=member < GROUP)
+        tl.store(masses + place, mass, mask=member < GROUP)
     tl.store(parts + place[:, None] * DIM + dim[None, :], mixed, mask=real)
-    tl.store(largest + place, top, mask=member < GROUP)
-    tl.store(masses + place, mass, mask=member < GROUP)
 
 
 @triton.jit

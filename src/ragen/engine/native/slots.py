@@ -28,7 +28,8 @@ class Slots:
     def __init__(self, decoder: Decoder, num_rows: int, has_triton: bool):
         shape, weight = decoder.shape, next(decoder.parameters())
         self.decoder, self.num_rows, self.has_triton, self.device = decoder, num_rows, has_triton, weight.device
-        self.cache = RowCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, num_rows, weight)
+        # One row more than can be used: padding is written there.
+        self.cache = RowCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, num_rows + 1, weight)
         self.state = torch.zeros(4, num_rows, dtype=torch.int64, device=weight.device)
         self.angles = self._angles(0)
 
@@ -79,17 +80,39 @@ class Slots:
             attend = Prefill(self.cache, rows, starts, counts)
             self.decoder.fill(torch.tensor(packed, device=self.device), attend.positions, attend)
             return
-        from ragen.engine.native.kernels import attend_to_tiles, tiles_of
+        given, tiles = self.packed(rows, starts, ids, num_tokens=len(packed))
+        self.fill_packed(given.to(self.device), tiles.to(self.device))
 
-        positions = [start + offset for start, count in zip(starts, counts, strict=True) for offset in range(count)]
-        owners = [row for row, count in zip(rows, counts, strict=True) for _ in range(count)]
-        given = torch.tensor([packed, positions, owners]).to(self.device)
-        tiles = torch.tensor(tiles_of(rows, starts, counts), dtype=torch.int32).to(self.device)
+    def packed(
+        self, rows: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]], num_tokens: int,
+        num_tiles: int = 0,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """What `fill_packed` takes, in the CPU's memory: padded with tokens of the spare row and empty tiles."""
+        from ragen.engine.native.kernels import tiles_of
 
-        def attend_packed(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        counts = [len(part) for part in ids]
+        given = torch.zeros(3, num_tokens, dtype=torch.int64)
+        given[2] = self.num_rows
+        given[:, : sum(counts)] = torch.tensor(
+            [
+                [id_ for part in ids for id_ in part],
+                [start + offset for start, count in zip(starts, counts, strict=True) for offset in range(count)],
+                [row for row, count in zip(rows, counts, strict=True) for _ in range(count)],
+            ]
+        )
+        listed = tiles_of(rows, starts, counts)
+        tiles = torch.zeros(max(num_tiles, len(listed)), 4, dtype=torch.int32)
+        tiles[: len(listed)] = torch.tensor(listed, dtype=torch.int32).view(len(listed), 4)
+        return given, tiles
+
+    def fill_packed(self, given: Tensor, tiles: Tensor) -> None:
+        """Compute tokens into the cache; `given` is int64: their ids, positions and rows."""
+        from ragen.engine.native.kernels import attend_to_tiles
+
+        def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             return attend_to_tiles(query, keys, values, tiles)
 
-        self._forward(given[0], given[1], given[2], attend_packed, only_fill=True)
+        self._forward(given[0], given[1], given[2], attend, only_fill=True)
 
     def logits(self, num_rows: int, longest: int) -> Tensor:
         """The next token's logits of the first rows; without Triton, rows have at most `longest` tokens."""
