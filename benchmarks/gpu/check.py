@@ -48,7 +48,7 @@ def make(shape: Shape, dtype: torch.dtype, device: str, gain: float) -> Decoder:
     return decoder.to(device).eval()
 
 
-# --- 1. logits ----------------------------------------------------------------------------------------------------------
+# --- 1. logits ------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -77,7 +77,7 @@ def check_logits() -> None:
         expect(good, f"logits of {num_rows} rows, relative error: {told}")
 
 
-# --- 2. conversations -----------------------------------------------------------------------------------------------------
+# --- 2. conversations -----------------------------------------------------------------------------------------------
 
 
 def conversations(seed: int, num: int) -> list[Scripted]:
@@ -104,7 +104,10 @@ def check_conversations(cpu: Decoder, gpu: Decoder) -> None:
     rows = GraphRows(gpu, has_triton=True)
     num_same = num_replies = 0
     worst = 0.0
-    settings = [(64, 8, 1.0, 1.0, -1, False), (5, 4, 0.7, 1.0, -1, False), (17, 8, 1.0, 0.8, 20, False), (9, 3, 1.0, 1.0, -1, True)]  # fmt: skip
+    settings = [
+        (64, 8, 1.0, 1.0, -1, False), (5, 4, 0.7, 1.0, -1, False), (17, 8, 1.0, 0.8, 20, False),
+        (9, 3, 1.0, 1.0, -1, True),
+    ]  # fmt: skip
     for seed, (max_rows, burst, temperature, top_p, top_k, greedy) in enumerate(settings * 3):
         sampling = Sampling(temperature, top_p, top_k, greedy, max_tokens=60, stop_at_answer=False)
         engine = NativeEngine(gpu, tokenizer, END, max_rows=max_rows, burst=burst)
@@ -124,7 +127,7 @@ def check_conversations(cpu: Decoder, gpu: Decoder) -> None:
     expect(worst < 1e-3, f"their log-probs differ by at most {worst:.1e}")
 
 
-# --- 3. graphs on and off -------------------------------------------------------------------------------------------------
+# --- 3. graphs on and off -------------------------------------------------------------------------------------------
 
 
 def check_replay(gpu: Decoder) -> None:

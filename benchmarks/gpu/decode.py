@@ -9,9 +9,12 @@ weights and cache once a token at the copy bandwidth that is measured first.
 """
 
 import argparse
+import itertools
+from functools import partial
 
 import torch
 from measure import copy_bandwidth, machine, middle, seconds
+from torch import Tensor
 
 from ragen.engine.base import Sampling
 from ragen.engine.native.eager import Inputs
@@ -41,37 +44,45 @@ def main() -> None:
     print(f"{options.model}, bf16, temperature 1; {way.text}; {options.tokens} new tokens in bursts of {way.burst}")
     bandwidth = copy_bandwidth()
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    for num_rows in options.rows:
-        for context in options.context:
-            rows = GraphRows(model, has_triton=way.triton and not options.no_triton)
-            rows.begin(SAMPLING)
-            rows.add(num_rows)
-            rows.reserve(context + options.tokens + way.burst)
-            for part in (*rows.slots.cache.keys, *rows.slots.cache.values):
-                part.normal_()
-
-            def bursts() -> None:
-                length, ids = context, [5] * num_rows
-                for done in range(0, options.tokens, way.burst):
-                    listed = [range(num_rows), [length + done] * num_rows, [done] * num_rows]
-                    sampled, _ = rows.burst(Inputs(listed[1], ids, list(listed[0]), listed[2]), way.burst, None)
-                    ids = [row[-1] for row in sampled]
-
-            bursts()
-            took, spread = middle(bursts, options.rounds)
-            cached = rows.slots.num_bytes // rows.slots.num_rows // rows.slots.cache.capacity
-            read = weights + cached * num_rows * (context + options.tokens // 2)
-            rate, roofline = num_rows * options.tokens / took, num_rows * bandwidth / read
-            print(
-                f"  {num_rows:>4} rows, context {context:>5}: {rate:>8,.0f} tokens/s, {took / options.tokens * 1e3:.2f} ms a token, "
-                f"{rate / roofline:.0%} of the roofline ({roofline:,.0f}), spread {spread:.0%}"
-            )
-            if options.profile:
-                profile(bursts, options.tokens)
-            del rows
-            torch.cuda.empty_cache()
+    rate = 0.0
+    for num_rows, context in itertools.product(options.rows, options.context):
+        rows = full_rows(model, way.triton and not options.no_triton, num_rows, context, options.tokens)
+        decode = partial(bursts, rows, num_rows, context, options.tokens, way.burst)
+        decode()
+        took, spread = middle(decode, options.rounds)
+        token = rows.slots.num_bytes // (rows.slots.num_rows + 1) // rows.slots.cache.capacity
+        read = weights + token * num_rows * (context + options.tokens // 2)
+        rate, roofline = num_rows * options.tokens / took, num_rows * bandwidth / read
+        told = f"{took / options.tokens * 1e3:.2f} ms a token, {rate / roofline:.0%} of the roofline ({roofline:,.0f})"
+        print(f"  {num_rows:>4} rows, context {context:>5}: {rate:>8,.0f} tokens/s, {told}, spread {spread:.0%}")
+        if options.profile:
+            profile(decode, options.tokens)
+        del rows, decode
+        torch.cuda.empty_cache()
     if not options.no_peer:
-        peer(loaded, options, num_rows * options.tokens, rate)
+        peer(loaded, options, options.rows[-1] * options.tokens, rate)
+
+
+def full_rows(model, has_triton: bool, num_rows: int, context: int, num_tokens: int) -> GraphRows:
+    rows = GraphRows(model, has_triton)
+    rows.begin(SAMPLING)
+    rows.add(num_rows)
+    rows.reserve(context + num_tokens)
+    for part in (*rows.slots.cache.keys, *rows.slots.cache.values):
+        part.normal_()
+    return rows
+
+
+def bursts(rows: GraphRows, num_rows: int, context: int, num_tokens: int, burst: int) -> None:
+    ids = [5] * num_rows
+    for done in range(0, num_tokens, burst):
+        inputs = Inputs([context + done] * num_rows, ids, list(range(num_rows)), [done] * num_rows)
+        sampled, _ = rows.burst(inputs, burst, no_draw)
+        ids = [row[-1] for row in sampled]
+
+
+def no_draw(logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+    raise AssertionError("graphs draw by themselves")
 
 
 def profile(action, num_tokens: int) -> None:
@@ -103,19 +114,17 @@ def peer(loaded, options, num_tokens: int, ours: float) -> None:
     theirs.load_state_dict(to_huggingface(loaded.model), strict=False)
     prompts = torch.randint(2, 1000, (options.rows[-1], options.context[-1]), device="cuda")
     settings = dict(do_sample=True, top_k=0, top_p=1.0, temperature=1.0, pad_token_id=0, eos_token_id=None)
+    caches = {"dynamic cache": {}, "static cache": {"cache_implementation": "static", "disable_compile": True}}
+
+    def generate(num: int, extra: dict) -> None:
+        mask = torch.ones_like(prompts)
+        theirs.generate(prompts, attention_mask=mask, min_new_tokens=num, max_new_tokens=num, **settings, **extra)
+
     best = 0.0
-    for name, extra in (
-        ("dynamic cache", {}),
-        ("static cache", {"cache_implementation": "static", "disable_compile": True}),
-    ):
-
-        def generate(num: int) -> None:
-            mask = torch.ones_like(prompts)
-            theirs.generate(prompts, attention_mask=mask, min_new_tokens=num, max_new_tokens=num, **settings, **extra)
-
-        generate(2)
-        first = min(seconds(lambda: generate(1)) for _ in range(2))
-        took = min(seconds(lambda: generate(options.tokens + 1)) for _ in range(2)) - first
+    for name, extra in caches.items():
+        generate(2, extra)
+        first = min(seconds(partial(generate, 1, extra)) for _ in range(2))
+        took = min(seconds(partial(generate, options.tokens + 1, extra)) for _ in range(2)) - first
         best = max(best, num_tokens / took)
         print(f"  peer: generate, {name}: {num_tokens / took:,.0f} tokens/s")
     print(f"  ratio against the best peer: {ours / best:.1f}")

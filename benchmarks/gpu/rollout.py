@@ -2,22 +2,30 @@
 
     python benchmarks/gpu/rollout.py                                 # random:Qwen2.5-3B, 8 x 16, 5 turns x 100 tokens
 
-The Sokoban workload: the members of a group start from the same prompt; a turn adds the next user message. Reply lengths
-are forced: all equal, then ragged (log-normal, same mean). The peer runs the whole batch turn by turn with equal
-lengths, its cache kept from turn to turn, which only equal lengths allow.
+The Sokoban workload: the members of a group start from the same prompt; a turn adds the next user message. Lengths of
+replies are forced: all equal, then ragged (log-normal, same mean). The peer runs the whole batch turn by turn with equal
+lengths, its cache kept from turn to turn, which only equal lengths allow. Last, the episodes of a training step of
+`_2_sokoban` are played as in the trainer: environments, chat template and parsing included.
 """
 
 import argparse
 import cProfile
 import pstats
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from measure import EveryToken, NO_SUCH_TOKEN, Scripted, machine, seconds
+from measure import NO_SUCH_TOKEN, EveryToken, Scripted, machine, seconds
 
+from ragen.agent.chat_template import ChatTemplate
+from ragen.config.compose import resolve
 from ragen.engine.base import Sampling
 from ragen.engine.forced_length import ForcedLength
 from ragen.engine.native.engine import NativeEngine
 from ragen.model.load import find_model, load_model
+from ragen.rollout.collect import World, collect
+from ragen.train.levels import levels
+from ragen.train.rollouts import train_sampling
 
 
 def prompts_of(groups: int, turns: int, opening: int, shared: int, delta: int) -> list[list[tuple[int, ...]]]:
@@ -28,6 +36,25 @@ def prompts_of(groups: int, turns: int, opening: int, shared: int, delta: int) -
 
     system = some(shared)
     return [[system + some(opening - shared), *(some(delta) for _ in range(turns - 1))] for _ in range(groups)]
+
+
+def timed(action: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    results = []
+    return seconds(lambda: results.append(action(*arguments))), results[0]
+
+
+engines: dict[int, NativeEngine] = {}
+
+
+def play(loaded, step: int, reply: int) -> int:
+    """The episodes of a training step of `_2_sokoban`, as the trainer plays them; returns the sampled tokens."""
+    config = resolve([f"actor_rollout_ref.rollout.forced_reply_tokens={reply}"], "_2_sokoban", environ={}).config
+    chat = ChatTemplate(loaded.tokenizer)
+    worlds = {tag: World.make(config, tag, chat) for tag in config.es_manager.train.env_configs.tags}
+    if reply not in engines:  # slots and graphs stay from step to step
+        engines[reply] = NativeEngine(loaded.model, loaded.tokenizer, chat.end_of_turn_id)
+    groups = collect(engines[reply], worlds, levels(config, step), train_sampling(config), ("benchmark", step))
+    return sum(len(turn.reply_ids) for group in groups for episode in group.episodes for turn in episode.turns)
 
 
 def conversations(prompts: list[list[tuple[int, ...]]], size: int, seed: int) -> list[Scripted]:
@@ -64,21 +91,21 @@ def main() -> None:
         sampling = Sampling(1.0, 1.0, -1, False, 1 << 30, False, ForcedLength(options.reply, is_ragged))
         for number in range(options.rounds):
             rows = conversations(prompts, options.size, number)
-            found = []
-            took = seconds(lambda: found.append(engine.run(rows, sampling)))
+            took, run = timed(engine.run, rows, sampling)
             num_tokens = sum(len(reply.ids) for row in rows for reply in row.replies)
             rates[name] = num_tokens / took
-            discarded = 1 - found[0].kept / found[0].decoded
-            print(f"  {name}: {took:6.2f} s, {num_tokens:,} tokens, {num_tokens / took:>7,.0f} tokens/s, {found[0].prefilled:,} prefilled, {discarded:.0%} of the decoded discarded", flush=True)  # fmt: skip
+            told = f"{run.prefilled:,} tokens prefilled, {1 - run.kept / run.decoded:.0%} of the decoded discarded"
+            print(f"  {name}: {took:6.2f} s, {num_tokens:,} tokens, {rates[name]:>7,.0f} tokens/s, {told}", flush=True)
         if options.profile:
             profiled = cProfile.Profile()
-            rows = conversations(prompts, options.size, 77)
-            profiled.runcall(engine.run, rows, sampling)
+            profiled.runcall(engine.run, conversations(prompts, options.size, 77), sampling)
             pstats.Stats(profiled).sort_stats("tottime").print_stats(14)
     print(f"  ragged against equal: {rates['ragged'] / rates['equal']:.0%}")
-    print(
-        f"  cache {engine._graph_rows.slots.num_bytes / 2**30:.1f} GiB, peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
-    )
+    slots, peak = engine._graph_rows.slots.num_bytes / 2**30, torch.cuda.max_memory_allocated() / 2**30
+    print(f"  cache {slots:.1f} GiB, peak {peak:.1f} GiB")
+    for number in range(options.rounds):
+        took, num_tokens = timed(play, loaded, number + 1, options.reply)
+        print(f"  played episodes of _2_sokoban: {took:.2f} s, {num_tokens / took:,.0f} tokens/s", flush=True)
     if not options.no_peer:
         took = peer(loaded, prompts, options)
         ours = num_rows * options.turns * options.reply / rates["equal"]

@@ -34,8 +34,14 @@ class Rollouts:
     def __init__(self, config: Config, learner: Learner, session: Session):
         self.config, self.learner, self.workers, self.log = config, learner, session.workers, session.log
         chat = ChatTemplate(learner.actor.tokenizer)
-        self.engine = NativeEngine(learner.model, learner.actor.tokenizer, chat.end_of_turn_id)
-        if self.engine.way.graphs:
+        self.engine = NativeEngine(
+            learner.model,
+            learner.actor.tokenizer,
+            chat.end_of_turn_id,
+            max_tokens=config.actor_rollout_ref.rollout.max_model_len,
+            memory_share=config.actor_rollout_ref.rollout.gpu_memory_utilization,
+        )
+        if self.engine.way.text:
             self.log.note(self.engine.way.text)
         tags = dict.fromkeys([*config.es_manager.train.env_configs.tags, *config.es_manager.val.env_configs.tags])
         self.worlds = {tag: World.make(config, tag, chat) for tag in tags}

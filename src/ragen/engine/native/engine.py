@@ -23,7 +23,7 @@ from torch import Tensor
 from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
 from ragen.engine.native.eager import EagerRows, Inputs
 from ragen.engine.native.sampler import sample, signed
-from ragen.engine.native.way import choose_way
+from ragen.engine.native.way import choose_way, slots_within
 from ragen.engine.stop import StopTokens
 from ragen.protocols import SampledModel, Tokenizer
 
@@ -86,10 +86,14 @@ class NativeEngine:
         max_rows: int = 256,
         burst: int | None = None,
         max_prefill_tokens: int = 16384,
+        max_tokens: int | None = None,  # of a conversation, if known
+        memory_share: float = 1.0,  # of the GPU's memory, that conversations of this length may take
     ):
         self.model, self.tokenizer, self.end_of_turn_id = model, tokenizer, end_of_turn_id
         self.way = choose_way(model)
         self.max_rows, self.burst, self.max_prefill_tokens = max_rows, burst or self.way.burst, max_prefill_tokens
+        if self.way.graphs and max_tokens is not None:
+            self.max_rows = min(max_rows, slots_within(model, max_tokens, memory_share))
         self.stop = StopTokens(tokenizer, end_of_turn_id)
         self._graph_rows: GraphRows | None = None  # kept from run to run
         self._borrower: Callable[[], EngineRun | None] = lambda: None  # the run that has them
@@ -110,6 +114,11 @@ class NativeEngine:
 
     def start(self, conversations: list[Conversation], sampling: Sampling) -> "EngineRun":
         return EngineRun(self, conversations, sampling)
+
+    def release(self) -> None:
+        """Give the memory of the slots back; the next run takes it again."""
+        if self._graph_rows is not None:
+            self._graph_rows.release()
 
     def lend_rows(self, run: "EngineRun") -> "EagerRows | GraphRows":
         """The device part of a run. The slots of graphs serve one run at a time."""
@@ -300,12 +309,17 @@ class EngineRun:
             row.reply.append(id_)
             row.log_probs.append(log_prob)
             if row.forced_length:
-                reason = "length" if len(row.reply) == row.forced_length else ""
+                reason = self._forced_reason(row)
             else:
                 reason = self.engine.stop.reason(row.reply, self.sampling)
             if reason:
                 return reason
         return ""
+
+    def _forced_reason(self, row: Row) -> str:
+        if len(row.reply) < row.forced_length:
+            return ""
+        return "end_of_turn" if row.reply[-1] == self.engine.end_of_turn_id else "length"
 
 
 def _common_prefix(sequences: Sequence[Sequence[int]]) -> int:

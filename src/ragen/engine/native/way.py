@@ -21,13 +21,13 @@ class Way(NamedTuple):
     graphs: bool  # replay captured graphs over static slots; else one operation after the other
     triton: bool  # our kernels; else torch's
     burst: int  # tokens between two looks
-    text: str
+    text: str  # for the user; empty on a CPU, where there is no choice
 
 
 def choose_way(model: SampledModel) -> Way:
     device = next(model.parameters()).device
     if device.type != "cuda":
-        return Way(False, False, CPU_BURST, f"sampling: one operation after the other, bursts of {CPU_BURST} tokens")
+        return Way(False, False, CPU_BURST, "")
     # cuDNN makes a plan for every new shape, which costs up to 150 ms; the shapes of a sampler change all the time.
     torch.backends.cuda.enable_cudnn_sdp(False)
     if not isinstance(model, Decoder):
@@ -46,3 +46,11 @@ def _missing_for_triton(model: Decoder, device: torch.device) -> str:
     if model.shape.head_dim > LARGEST_HEAD or model.shape.head_dim % 16:
         return f"no Triton kernel for heads of {model.shape.head_dim}"
     return ""
+
+
+def slots_within(model: SampledModel, max_tokens: int, share: float) -> int:
+    """How many conversations of this length fit into a share of the GPU's memory, at least one; the others wait."""
+    shape, weight = model.shape, next(model.parameters())
+    total = torch.cuda.get_device_properties(weight.device).total_memory
+    token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * weight.element_size()
+    return max(1, int(share * total) // (token * max_tokens))
