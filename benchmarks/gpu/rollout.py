@@ -1,11 +1,11 @@
 """Multi-turn rollouts on one GPU: our engine against `transformers.generate`, turn by turn, in one run.
 
-    python benchmarks/gpu/rollout.py                                 # random:Qwen2.5-3B, 8 x 16, 5 turns x 100 tokens
+    python benchmarks/gpu/rollout.py             # random:Qwen2.5-3B, 8 x 16 episodes, 5 turns of 100 tokens
 
 The Sokoban workload: the members of a group start from the same prompt; a turn adds the next user message. Lengths of
-replies are forced: all equal, then ragged (log-normal, same mean). The peer runs the whole batch turn by turn with equal
-lengths, its cache kept from turn to turn, which only equal lengths allow. Last, the episodes of a training step of
-`_2_sokoban` are played as in the trainer: environments, chat template and parsing included.
+replies are forced: all equal, then ragged (log-normal, same mean). The peer runs the whole batch turn by turn with
+equal lengths, its cache kept from turn to turn, which only equal lengths allow. Last, the episodes of a training step
+of `_2_sokoban` are played as in the trainer: environments, chat template and parsing included.
 """
 
 import argparse

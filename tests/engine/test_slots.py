@@ -5,6 +5,7 @@ On a CPU steps run as they would be captured; kernels run in Triton's interprete
 
 import importlib.util
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from test_native import END, SAMPLING, Letters, Scripted, check_against_oracle, 
 from ragen.engine.base import Sampling
 from ragen.engine.native.engine import NativeEngine
 from ragen.engine.native.graphs import GraphRows, rounded
-from ragen.engine.native.way import Way
+from ragen.engine.native.way import Way, slots_within
 
 has_triton = importlib.util.find_spec("triton") is not None
 if has_triton:
@@ -32,7 +33,7 @@ def slot_engine(model, triton, max_rows=64, burst=4, rows=None):
     return engine
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(st.lists(scripts, min_size=1, max_size=7), samplings, st.integers(1, 5), st.integers(1, 6))
 def test_replies_equal_the_oracles(models, listed, sampling, max_rows, burst):
     """Ragged prompts, early ends, more conversations than slots: no conversation sees another's tokens."""
@@ -90,6 +91,15 @@ def test_two_runs_at_a_time_do_not_share_slots(models):
 @pytest.mark.parametrize(("num", "graph"), [(1, 1), (3, 4), (33, 48), (97, 128), (256, 256), (257, 320)])
 def test_a_graph_serves_a_range_of_row_counts(num, graph):
     assert rounded(num) == graph
+
+
+def test_a_share_of_the_memory_bounds_the_slots(models, monkeypatch):
+    shape = models[0].shape
+    token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
+    memory = SimpleNamespace(total_memory=token * 1000 * 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    assert slots_within(models[0], 1000, 0.5) == 10
+    assert slots_within(models[0], 1000, 0.01) == 1  # never refused: the others wait in line
 
 
 # --- kernels, each against torch ------------------------------------------------------------------------------------
