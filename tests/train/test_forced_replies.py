@@ -21,6 +21,7 @@ TINY = (
 )
 
 
+@pytest.mark.slow
 def test_every_reply_has_the_length(tmp_path):
     config = resolve([*TINY, f"{FORCED}=7", f"trainer.default_local_dir={tmp_path / 'run'}"], environ={}).config
     metrics = RunFolder(train(config).folder).read_metrics().rows[-1]

@@ -110,6 +110,7 @@ class GraphRows:
 
     def burst(self, inputs: Inputs, num_tokens: int, draw: Draw) -> tuple[list[list[int]], list[list[float]]]:
         """Sample tokens for every row: ids and log-probs. `draw` is not used: graphs draw by themselves."""
+        assert num_tokens <= MAX_BURST
         count = len(inputs.lengths)
         num_rows = rounded(count)
         self.reserve(max(inputs.lengths) + num_tokens)

@@ -41,8 +41,7 @@ class Slots:
         """Make room for rows of this length; True if the cache moved."""
         if num_tokens <= self.cache.capacity:
             return False
-        wanted = max(num_tokens, self.cache.capacity * 3 // 2)
-        self.cache.reserve(-(-wanted // self.GROWTH) * self.GROWTH)
+        self.cache.reserve(-(-num_tokens // self.GROWTH) * self.GROWTH)
         self.angles = self._angles(self.cache.capacity)
         return True
 
