@@ -38,3 +38,9 @@ def test_nothing_else_ends_a_reply(models, forced):
     assert [len(reply.ids) for reply in replies] == wanted
     assert any(END in reply.ids[:-1] for reply in replies)
     assert all((reply.stopped_by == "end_of_turn") == (reply.ids[-1] == END) for reply in replies)
+
+
+def test_files_name_a_forced_length_only_where_there_is_one():
+    """The record of a sampling is part of what an evaluation resumes by."""
+    assert "forced_length" not in SAMPLING.recorded()
+    assert replace(SAMPLING, forced_length=ForcedLength(5, False)).recorded()["forced_length"] == (5, False)
