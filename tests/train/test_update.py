@@ -87,9 +87,9 @@ def gradients_of(model, batch, advantages, settings):
     taken = {}
 
     class Spy(MasterAdamW):
-        def step(self, max_norm):
+        def step(self, max_norm, norm=None):
             taken.update({name: p.grad.clone() for name, p in model.named_parameters()})
-            return super().step(max_norm)
+            return super().step(max_norm, norm)
 
     if not torch.is_tensor(advantages[0]):
         advantages = on_tokens(batch, advantages)

@@ -8,11 +8,22 @@ needs no padding.
 """
 
 from collections.abc import Sequence
+from functools import cache
+from inspect import signature
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+@cache
+def groups_queries() -> bool:
+    """Whether torch's variable-length kernel takes fewer keys than queries: from 2.12 on."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in signature(varlen_attn).parameters
 
 
 class Layout:
@@ -62,10 +73,12 @@ class Packed(Layout):
     def _variable_length(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
+        options: dict[str, Any] = {"window_size": (-1, 0)}  # all keys to the left, none to the right
         repeat = query.shape[1] // key.shape[1]
-        if repeat > 1:  # the oldest supported torch has no grouped-query option in this kernel
+        if repeat > 1 and groups_queries():
+            options["enable_gqa"] = True
+        elif repeat > 1:
             key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
-        lengths = (self.starts, self.starts, self.longest, self.longest)
-        mixed = varlen_attn(query, key, value, *lengths, window_size=(-1, 0))  # all keys to the left, none to the right
+        mixed = varlen_attn(query, key, value, self.starts, self.starts, self.longest, self.longest, **options)
         assert isinstance(mixed, Tensor)
         return mixed

@@ -53,9 +53,16 @@ class Scorer:
         return self.workers.gather([results[index] for index in range(len(mine))])
 
 
-def micro_batches(num_tokens_S: Sequence[int], max_samples: int, device: torch.device) -> list[list[int]]:
-    """Which samples to compute together: of similar length, and on a CPU at most CPU_TOKENS tokens."""
+def micro_batches(
+    num_tokens_S: Sequence[int], max_samples: int, device: torch.device, room: int | None = None
+) -> list[list[int]]:
+    """Which samples to compute together: of similar length, and no more than `max_samples`, on a CPU no more than CPU_TOKENS tokens.
+
+    With `room`, a number of tokens, the number of samples does not matter: short ones share the room of a long one.
+    """
     max_tokens = CPU_TOKENS if device.type == "cpu" else sum(num_tokens_S)
+    if room is not None:
+        max_tokens, max_samples = room, len(num_tokens_S)
     batches: list[list[int]] = []
     room = 0
     for index in sorted(range(len(num_tokens_S)), key=num_tokens_S.__getitem__):

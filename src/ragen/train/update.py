@@ -39,6 +39,7 @@ from ragen.algo.loss import (
 )
 from ragen.config.schema import Config
 from ragen.distributed.workers import ALONE, Workers
+from ragen.model.activations import token_room
 from ragen.model.critic import Critic
 from ragen.model.packing import PackedTokens, pack
 from ragen.model.policy import Scored, score
@@ -110,6 +111,7 @@ def update_actor(
         epochs=actor.ppo_epochs,
         aggregation=actor.loss_agg_mode,
         norm_length=max_sampled(config),
+        room=lambda: token_room(model, actor.ppo_micro_batch_size_per_gpu * longest(config), workers.device),
         order=("order", config.seed.train, step) if actor.shuffle else None,
     )  # fmt: skip
     history, skipped = passes.run()
@@ -146,6 +148,7 @@ def update_critic(
         micro_size=settings.ppo_micro_batch_size_per_gpu,
         grad_clip=settings.grad_clip,
         epochs=config.actor_rollout_ref.actor.ppo_epochs,
+        room=lambda: token_room(critic.backbone, settings.ppo_micro_batch_size_per_gpu * longest(config), workers.device),
     )  # fmt: skip
     history, skipped = passes.run()
     return Updated(_summary(history, "critic", skipped), skipped)
@@ -176,6 +179,11 @@ def max_sampled(config: Config) -> int:
     """The most tokens that can be sampled in one sequence: those of all turns, or of one in a windowed context."""
     num_turns = config.agent_proxy.max_turn if config.agent_proxy.context_window_mode == "full" else 1
     return num_turns * config.actor_rollout_ref.rollout.response_length
+
+
+def longest(config: Config) -> int:
+    """The most tokens that a sequence can have."""
+    return config.actor_rollout_ref.rollout.max_model_len
 
 
 # --- the actor's loss ---------------------------------------------------------------------------------------------
@@ -271,6 +279,7 @@ class Passes:
     epochs: int = 1
     aggregation: str = "token-mean"
     norm_length: int | None = None
+    room: Callable[[], int | None] = lambda: None  # tokens of a micro-batch; None: count sequences
     order: tuple[Coordinate, ...] | None = None  # what a random order is drawn from; None leaves the samples in theirs
 
     def run(self) -> tuple[dict[str, list[float]], list[int]]:
@@ -292,7 +301,7 @@ class Passes:
                     skipped += mini
                     history["lr"].append(optimizer.lr)
                     continue
-                optimizer.step(self.grad_clip)
+                optimizer.step(self.grad_clip, norm)
                 for name, value in (self.finish(sums) | {"lr": optimizer.lr, "grad_norm": norm}).items():
                     history[name].append(value)
         return history, skipped
@@ -306,7 +315,8 @@ class Passes:
         lengths = [len(sample.sequence.ids) for sample in samples]
         mine = workers.mine(sorted(range(len(mini)), key=lengths.__getitem__))  # everyone has long and short ones
         sums: dict[str, Tensor] = {}
-        for places in micro_batches([lengths[place] for place in mine], self.micro_size, workers.device):
+        self.optimizer.prepare()
+        for places in micro_batches([lengths[place] for place in mine], self.micro_size, workers.device, self.room()):
             micro = [mine[place] for place in places]
             packed = pack([samples[place].sequence for place in micro], workers.device)
             weights_T, means_T = (
@@ -314,7 +324,6 @@ class Passes:
             )
             loss, parts = self.loss_of([mini[place] for place in micro], packed, weights_T, means_T)
             loss.backward()
-            self.optimizer.collect()
             sums = add_sums(sums, parts | {LOSS: loss.detach()})
             self.on_samples(len(micro))
         workers.add_up(self.optimizer.gradients())

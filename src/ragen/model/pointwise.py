@@ -1,0 +1,94 @@
+"""Pointwise parts of a layer, shared by sampler and learner so that both round alike.
+
+    query, key, value = split_heads(qkv, cos, sin, counts)         # queries and keys with rotary positions
+    turned = rope(heads, cos, sin)
+    hidden = swiglu(gate_up)                                       # silu(gate) * up
+
+On CUDA rotation and activation are one Triton kernel each (`pointwise_kernels`), forward and backward. Elsewhere, and
+without Triton, they are plain torch operations.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether our kernels run on this tensor."""
+    return x.is_cuda and _has_triton()
+
+
+def split_heads(heads: Tensor, cos: Tensor, sin: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value from [T, heads, head_dim], of which each has its count of heads, in this order."""
+    num_turned = counts[0] + counts[1]
+    if has_kernels(heads):
+        query, key, value = rope(heads, cos, sin, num_turned).split([*counts], dim=1)
+    else:
+        value = heads[:, num_turned:]
+        query, key = rope(heads[:, :num_turned], cos, sin).split([*counts[:2]], dim=1)
+    return query, key, value
+
+
+def rope(heads: Tensor, cos: Tensor, sin: Tensor, num_turned: int | None = None) -> Tensor:
+    """Rotary positions for [T, heads, head_dim]: the halves of each head are the two coordinates of its planes.
+
+    `cos` and `sin` are [T, 1, head_dim / 2]. Heads from `num_turned` on are only copied.
+    """
+    if has_kernels(heads):
+        return _Rope.apply(heads, cos, sin, heads.shape[1] if num_turned is None else num_turned)
+    assert num_turned is None
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, the two being the halves of the last dimension."""
+    if has_kernels(gate_up):
+        return _SwiGlu.apply(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor, num_turned: int) -> Tensor:
+        from ragen.model import pointwise_kernels as kernels
+
+        ctx.save_for_backward(cos, sin)
+        ctx.num_turned = num_turned
+        return kernels.rope(heads, cos, sin, num_turned)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_turned: Tensor) -> tuple[Tensor | None, ...]:
+        from ragen.model import pointwise_kernels as kernels
+
+        cos, sin = ctx.saved_tensors
+        return kernels.rope(of_turned, cos, sin, ctx.num_turned, inverse=True), None, None, None
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        from ragen.model import pointwise_kernels as kernels
+
+        ctx.save_for_backward(gate_up)
+        return kernels.swiglu(gate_up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_output: Tensor) -> Tensor:
+        from ragen.model import pointwise_kernels as kernels
+
+        return kernels.swiglu_gradient(*ctx.saved_tensors, of_output)

@@ -1,0 +1,43 @@
+"""Pointwise kernels against plain torch, in Triton's interpreter."""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+from ragen.model import pointwise
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+COUNTS, HEAD_DIM, TOKENS = (4, 2, 2), 12, 5
+
+
+def angles():
+    torch.manual_seed(1)
+    return torch.rand(TOKENS, 1, HEAD_DIM // 2).cos(), torch.rand(TOKENS, 1, HEAD_DIM // 2).sin()
+
+
+def test_without_cuda_nothing_is_fused():
+    heads, (cos, sin) = torch.randn(TOKENS, sum(COUNTS), HEAD_DIM), angles()
+    query, key, value = pointwise.split_heads(heads, cos, sin, COUNTS)
+    assert not pointwise.has_kernels(heads)
+    assert [part.shape[1] for part in (query, key, value)] == list(COUNTS)
+    assert torch.equal(value, heads[:, 6:]) and torch.equal(
+        torch.cat((query, key), 1), pointwise.rope(heads[:, :6], cos, sin)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTERPRETED, reason="Triton is not installed, or TRITON_INTERPRET=1 is not set")
+def test_kernels_have_the_values_and_gradients_of_plain_torch(monkeypatch):
+    torch.manual_seed(0)
+    heads, gate_up = torch.randn(TOKENS, sum(COUNTS), HEAD_DIM), torch.randn(TOKENS, 2 * 1300)
+    heads.requires_grad_(), gate_up.requires_grad_()
+    found = []
+    for has_kernels in (False, True):
+        monkeypatch.setattr(pointwise, "has_kernels", lambda x, answer=has_kernels: answer)
+        outputs = (*pointwise.split_heads(heads, *angles(), COUNTS), pointwise.swiglu(gate_up))
+        torch.manual_seed(2)
+        loss = sum((part * torch.randn(part.shape)).sum() for part in outputs)
+        found.append((*outputs, *torch.autograd.grad(loss, (heads, gate_up))))
+    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(*found, strict=True))
