@@ -31,13 +31,20 @@ def test_without_cuda_nothing_is_fused():
 @pytest.mark.skipif(not INTERPRETED, reason="Triton is not installed, or TRITON_INTERPRET=1 is not set")
 def test_kernels_have_the_values_and_gradients_of_plain_torch(monkeypatch):
     torch.manual_seed(0)
-    heads, gate_up = torch.randn(TOKENS, sum(COUNTS), HEAD_DIM), torch.randn(TOKENS, 2 * 1300)
-    heads.requires_grad_(), gate_up.requires_grad_()
+    sizes = ((TOKENS, sum(COUNTS), HEAD_DIM), (TOKENS, 2 * 1300), (TOKENS, 70), (TOKENS, 70), (70,))
+    given = [torch.randn(size, requires_grad=True) for size in sizes]
+    heads, gate_up, x, delta, weight = given
+    monkeypatch.setattr("ragen.model.pointwise_kernels.NORM_PROGRAMS", 2)
     found = []
     for has_kernels in (False, True):
         monkeypatch.setattr(pointwise, "has_kernels", lambda x, answer=has_kernels: answer)
-        outputs = (*pointwise.split_heads(heads, *angles(), COUNTS), pointwise.swiglu(gate_up))
+        outputs = (
+            *pointwise.split_heads(heads, *angles(), COUNTS),
+            pointwise.swiglu(gate_up),
+            pointwise.norm(x, weight, 1e-6),
+            *pointwise.add_norm(x, delta, weight, 1e-6),
+        )
         torch.manual_seed(2)
         loss = sum((part * torch.randn(part.shape)).sum() for part in outputs)
-        found.append((*outputs, *torch.autograd.grad(loss, (heads, gate_up))))
+        found.append((*outputs, *torch.autograd.grad(loss, given)))
     assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(*found, strict=True))

@@ -34,16 +34,15 @@ class Trainable(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
-def layer_bytes(shape: ModelShape, size: int, repeats_keys: bool) -> int:
+def layer_bytes(shape: ModelShape, size: int) -> int:
     """Kept per token by a layer that is not recomputed; `size` is that of a number."""
-    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    attention = queries + 2 * keys + queries + (2 * queries if repeats_keys and queries > keys else 0)
+    attention = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
     return size * (4 * shape.hidden_size + attention + 3 * shape.intermediate_size) + 4 * (shape.num_heads + 2)
 
 
-def pass_bytes(shape: ModelShape, num_tokens: int, num_rows: int, num_recomputed: int, size: int, repeats: bool) -> int:
+def pass_bytes(shape: ModelShape, num_tokens: int, num_rows: int, num_recomputed: int, size: int) -> int:
     """The most that a forward and a backward pass hold besides weights and gradients."""
-    inside = layer_bytes(shape, size, repeats)
+    inside = layer_bytes(shape, size)
     kept = num_tokens * (num_recomputed * shape.hidden_size * size + (shape.num_layers - num_recomputed) * inside)
     again = num_tokens * (shape.num_layers * shape.hidden_size * size + inside) if num_recomputed else 0
     slopes = num_tokens * size * 3 * shape.intermediate_size  # in a layer's backward pass
@@ -62,11 +61,9 @@ def head_chunk(shape: ModelShape, num_rows: int) -> int:
 
 def layers_to_recompute(shape: ModelShape, x: Tensor, num_rows: int) -> int:
     """The fewest layers, so that a pass over the tokens `x` fits into what is free."""
-    from ragen.model.attention import groups_queries
-
-    free, repeats = free_bytes(x.device), not groups_queries()
+    free = free_bytes(x.device)
     for num_recomputed in range(shape.num_layers):
-        if pass_bytes(shape, len(x), num_rows, num_recomputed, x.element_size(), repeats) <= free:
+        if pass_bytes(shape, len(x), num_rows, num_recomputed, x.element_size()) <= free:
             return num_recomputed
     return shape.num_layers
 
@@ -83,14 +80,12 @@ def token_room(model: Trainable, most: int, device: torch.device) -> int | None:
     """Tokens of a micro-batch on CUDA: `most`, unless memory asks for fewer. None elsewhere."""
     if device.type != "cuda":
         return None
-    from ragen.model.attention import groups_queries
-
-    free, size, repeats = free_bytes(device), next(model.parameters()).element_size(), not groups_queries()
+    free, size = free_bytes(device), next(model.parameters()).element_size()
 
     def fitting(num_recomputed: int) -> int:
-        """How many tokens fit: bytes are linear in tokens, but for the last chunk of logits, which is counted in full."""
-        fixed = pass_bytes(model.shape, 0, most, num_recomputed, size, repeats)
-        each = pass_bytes(model.shape, 1024, most, num_recomputed, size, repeats) - fixed
+        """Bytes are linear in tokens, but for the chunk of logits, which is counted in full."""
+        fixed = pass_bytes(model.shape, 0, most, num_recomputed, size)
+        each = pass_bytes(model.shape, 1024, most, num_recomputed, size) - fixed
         return max(0, (free - fixed) * 1024 // each)
 
     room = fitting(0)

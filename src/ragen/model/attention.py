@@ -19,11 +19,11 @@ from torch import Tensor
 
 
 @cache
-def groups_queries() -> bool:
-    """Whether torch's variable-length kernel takes fewer keys than queries: from 2.12 on."""
+def grouping_options() -> dict[str, Any]:
+    """What lets several query heads share a key head: a flag from torch 2.12 on; 2.11 asks for none."""
     from torch.nn.attention.varlen import varlen_attn
 
-    return "enable_gqa" in signature(varlen_attn).parameters
+    return {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
 class Layout:
@@ -73,12 +73,8 @@ class Packed(Layout):
     def _variable_length(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
-        options: dict[str, Any] = {"window_size": (-1, 0)}  # all keys to the left, none to the right
-        repeat = query.shape[1] // key.shape[1]
-        if repeat > 1 and groups_queries():
-            options["enable_gqa"] = True
-        elif repeat > 1:
-            key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
-        mixed = varlen_attn(query, key, value, self.starts, self.starts, self.longest, self.longest, **options)
+        lengths = (self.starts, self.starts, self.longest, self.longest)
+        # The window: all keys to the left, none to the right.
+        mixed = varlen_attn(query, key, value, *lengths, window_size=(-1, 0), **grouping_options())
         assert isinstance(mixed, Tensor)
         return mixed

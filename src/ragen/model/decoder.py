@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ragen.model.activations import layers_to_recompute
-from ragen.model.pointwise import split_heads, swiglu
+from ragen.model.pointwise import add_norm, norm, split_heads, swiglu
 from ragen.protocols import Attend
 
 if TYPE_CHECKING:
@@ -87,7 +87,11 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return norm(x, self.weight, self.eps)
+
+    def after(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum, and its norm."""
+        return add_norm(x, delta, self.weight, self.eps)
 
 
 class Layer(nn.Module):
@@ -114,8 +118,8 @@ class Layer(nn.Module):
         mixed = attend(*self.heads_of(x, cos, sin)).flatten(-2)
         if rows is not None:
             x, mixed = x[rows], mixed[rows]
-        x = x + self.out(mixed)
-        return x + self.down(swiglu(self.gate_up(self.mlp_norm(x))))
+        x, normed = self.mlp_norm.after(x, self.out(mixed))
+        return x + self.down(swiglu(self.gate_up(normed)))
 
     def heads_of(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value."""

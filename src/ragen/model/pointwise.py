@@ -1,11 +1,12 @@
 """Pointwise parts of a layer, shared by sampler and learner so that both round alike.
 
+    total, normed = add_norm(x, delta, weight, eps)                # x + delta, and its RMS norm
     query, key, value = split_heads(qkv, cos, sin, counts)         # queries and keys with rotary positions
     turned = rope(heads, cos, sin)
     hidden = swiglu(gate_up)                                       # silu(gate) * up
 
-On CUDA rotation and activation are one Triton kernel each (`pointwise_kernels`), forward and backward. Elsewhere, and
-without Triton, they are plain torch operations.
+On CUDA each is one Triton kernel (`pointwise_kernels`), forward and backward. Elsewhere, and without Triton, they
+are plain torch operations.
 """
 
 import importlib.util
@@ -27,6 +28,21 @@ def _has_triton() -> bool:
 def has_kernels(x: Tensor) -> bool:
     """Whether our kernels run on this tensor."""
     return x.is_cuda and _has_triton()
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm."""
+    if has_kernels(x):
+        return _AddNorm.apply(x, None, weight, eps)[1]
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum, and its RMS norm."""
+    if has_kernels(x):
+        return _AddNorm.apply(x, delta, weight, eps)
+    total = x + delta
+    return total, F.rms_norm(total, weight.shape, weight, eps)
 
 
 def split_heads(heads: Tensor, cos: Tensor, sin: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,6 +74,30 @@ def swiglu(gate_up: Tensor) -> Tensor:
         return _SwiGlu.apply(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+class _AddNorm(torch.autograd.Function):
+    """Also the gradient of a sum that is used twice, as it is and normed, is one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor | None, Tensor]:
+        from ragen.model import pointwise_kernels as kernels
+
+        total, normed, scales = kernels.add_norm(x, delta, weight, eps)
+        ctx.save_for_backward(total, weight, scales)
+        ctx.set_materialize_grads(False)
+        return None if delta is None else total, normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_total: Tensor | None, of_normed: Tensor | None) -> tuple[Tensor | None, ...]:
+        from ragen.model import pointwise_kernels as kernels
+
+        total, weight, scales = ctx.saved_tensors
+        if of_normed is None:
+            return of_total, of_total, None, None
+        of_x, of_weight = kernels.add_norm_gradient(total, weight, scales, of_total, of_normed)
+        return of_x, of_x if ctx.needs_input_grad[1] else None, of_weight, None
 
 
 class _Rope(torch.autograd.Function):

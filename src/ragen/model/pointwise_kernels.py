@@ -2,6 +2,8 @@
 
 Forward passes round where the same operations of torch round, one by one, so that a model computes the same with both.
 
+    total, normed, scales = add_norm(x, delta, weight, eps)
+    of_x, of_weight = add_norm_gradient(total, weight, scales, of_total, of_normed)
     turned = rope(heads, cos, sin, num_turned)             # inverse=True turns back: the gradient
     hidden = swiglu(gate_up)
     of_gate_up = swiglu_gradient(gate_up, of_hidden)
@@ -15,6 +17,62 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
+
+
+NORM_PROGRAMS = 512  # of the norm's backward pass: each adds up the weight's gradient over its rows
+
+
+@triton.jit
+def _add_norm(x, delta, weight, total, normed, scales, eps, size, block: tl.constexpr, adds: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    inside = column < size
+    value = tl.load(x + row * size + column, mask=inside, other=0.0).to(tl.float32)
+    if adds:
+        value += tl.load(delta + row * size + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + row * size + column, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=0) / size + eps)
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(normed + row * size + column, (value * scale * gain).to(normed.dtype.element_ty), mask=inside)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def _add_norm_gradient(
+    total,
+    weight,
+    scales,
+    of_total,
+    of_normed,
+    of_x,
+    of_weights,
+    num_rows,
+    size,
+    rows_each: tl.constexpr,
+    block: tl.constexpr,
+    adds: tl.constexpr,
+):
+    """With y = x s w and s = (mean x² + eps)^-½: dx = s (w dy - x s² mean(x w dy)), plus the gradient of the sum."""
+    program = tl.program_id(0)
+    column = tl.arange(0, block)
+    inside = column < size
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    of_weight = tl.zeros([block], tl.float32)
+    for number in range(0, rows_each):
+        row = (program * rows_each + number).to(tl.int64)
+        there = inside & (row < num_rows)
+        scale = tl.load(scales + row, mask=row < num_rows, other=0.0)
+        value = tl.load(total + row * size + column, mask=there, other=0.0).to(tl.float32)
+        outer = tl.load(of_normed + row * size + column, mask=there, other=0.0).to(tl.float32)
+        of_weight += outer * value * scale
+        outer *= gain
+        slope = scale * (outer - value * (scale * scale * tl.sum(value * outer, axis=0) / size))
+        if adds:
+            slope += tl.load(of_total + row * size + column, mask=there, other=0.0).to(tl.float32)
+        tl.store(of_x + row * size + column, slope.to(of_x.dtype.element_ty), mask=there)
+    tl.store(of_weights + program.to(tl.int64) * size + column, of_weight, mask=inside)
 
 
 @triton.jit
@@ -75,6 +133,39 @@ def _swiglu_gradient(gate_up, of_hidden, of_gate_up, size: tl.constexpr, block: 
     of_up = outer * gate * share
     tl.store(of_gate_up + place, of_gate.to(of_gate_up.dtype.element_ty), mask=inside)
     tl.store(of_gate_up + place + size, of_up.to(of_gate_up.dtype.element_ty), mask=inside)
+
+
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum, or `x` itself, its norm, and by what each row was multiplied."""
+    x = x.contiguous()
+    num_rows, size = x.shape
+    total = x if delta is None else torch.empty_like(x)
+    normed, scales = torch.empty_like(x), x.new_empty(num_rows, dtype=torch.float32)
+    given = (x, x if delta is None else delta.contiguous(), weight, total, normed, scales, eps, size)
+    if num_rows:
+        _add_norm[(num_rows,)](*given, triton.next_power_of_2(size), delta is not None, num_warps=_warps(size))
+    return total, normed, scales
+
+
+def add_norm_gradient(
+    total: Tensor, weight: Tensor, scales: Tensor, of_total: Tensor | None, of_normed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of what was added, each, and of the weight."""
+    num_rows, size = total.shape
+    # A power of two, so that few lengths compile the kernel again.
+    rows_each = triton.next_power_of_2(max(1, triton.cdiv(num_rows, NORM_PROGRAMS)))
+    num_programs = triton.cdiv(num_rows, rows_each)
+    of_x, of_weights = torch.empty_like(total), total.new_empty(num_programs, size, dtype=torch.float32)
+    outer = (total if of_total is None else of_total.contiguous(), of_normed.contiguous())
+    given = (total, weight, scales, *outer, of_x, of_weights, num_rows, size, rows_each)
+    if num_rows:
+        block = triton.next_power_of_2(size)
+        _add_norm_gradient[(num_programs,)](*given, block, of_total is not None, num_warps=_warps(size))
+    return of_x, of_weights.sum(dim=0).to(weight.dtype)
+
+
+def _warps(size: int) -> int:
+    return 8 if size > 1024 else 4
 
 
 def rope(heads: Tensor, cos: Tensor, sin: Tensor, num_turned: int, inverse: bool = False) -> Tensor:

@@ -16,27 +16,30 @@ BLOCK = 4096
 
 @triton.jit
 def _score(logits, targets, log_probs, entropies, masses, temperature, vocab_size: tl.constexpr, block: tl.constexpr):
-    """One row: a running maximum, and sums of exp(z - maximum) and of that times z."""
+    """One row. Each lane has a running maximum and sums of exp(z - maximum) and of that times z; they meet at the end."""
     row = tl.program_id(0)
     start = logits + row.to(tl.int64) * vocab_size
-    largest = -float("inf")
-    total = 0.0
-    weighted = 0.0
+    largest = tl.full([block], -1e30, tl.float32)  # finite: infinities would subtract to nothing
+    total = tl.zeros([block], tl.float32)
+    weighted = tl.zeros([block], tl.float32)
     for first in range(0, vocab_size, block):
         columns = first + tl.arange(0, block)
         inside = columns < vocab_size
         scaled = tl.load(start + columns, mask=inside, other=-float("inf")).to(tl.float32) / temperature
-        new_largest = tl.maximum(largest, tl.max(scaled, axis=0))
-        shrink = tl.exp(largest - new_largest)
-        share = tl.exp(scaled - new_largest)
-        total = total * shrink + tl.sum(share, axis=0)
-        weighted = weighted * shrink + tl.sum(tl.where(inside, share * scaled, 0.0), axis=0)
-        largest = new_largest
-    mass = largest + tl.log(total)
+        grows = scaled > largest
+        smaller = tl.exp(-tl.abs(scaled - largest))  # of the two, relative to the larger
+        shrink, share = tl.where(grows, smaller, 1.0), tl.where(grows, 1.0, smaller)
+        total = total * shrink + share
+        weighted = weighted * shrink + tl.where(inside, share * scaled, 0.0)
+        largest = tl.maximum(largest, scaled)
+    maximum = tl.max(largest, axis=0)
+    shrink = tl.exp(largest - maximum)
+    summed = tl.sum(total * shrink, axis=0)
+    mass = maximum + tl.log(summed)
     target = tl.load(targets + row)
     chosen = tl.load(start + target).to(tl.float32) / temperature
     tl.store(log_probs + row, chosen - mass)
-    tl.store(entropies + row, mass - weighted / total)
+    tl.store(entropies + row, mass - tl.sum(weighted * shrink, axis=0) / summed)
     tl.store(masses + row, mass)
 
 
