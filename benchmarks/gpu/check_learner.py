@@ -135,7 +135,7 @@ def check_grouped_queries() -> None:
     from measuring import milliseconds
     from torch.nn.attention.varlen import varlen_attn
 
-    print(f"enable_gqa in torch's signature: {attention.groups_queries()}")
+    print(f"options for grouped queries: {attention.grouping_options()}")
     torch.manual_seed(0)
     lengths = [1500] * 5 + [692]
     attend = Packed(lengths, DEVICE)
@@ -147,8 +147,7 @@ def check_grouped_queries() -> None:
         return varlen_attn(query, key, value, attend.starts, attend.starts, 1500, 1500, window_size=(-1, 0))
 
     def grouped(query, key, value):
-        options = {"enable_gqa": True} if attention.groups_queries() else {}
-        return varlen_attn(query, key, value, attend.starts, attend.starts, 1500, 1500, window_size=(-1, 0), **options)
+        return attend(0, query, key, value)
 
     found = {}
     for name, attention_of in (("repeated", repeated), ("grouped", grouped)):

@@ -61,6 +61,8 @@ def useful_flops(shape, episodes: list[Sample]) -> float:
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     shape = SHAPES[options.shape]
+    if options.memory:
+        torch.cuda.set_per_process_memory_fraction(options.memory * 1e9 / torch.cuda.mem_get_info()[1])
     size = max(1, options.tokens // options.length)
     overrides = [
         f"micro_batch_size_per_gpu={size}", f"ppo_mini_batch_size={options.episodes}",
@@ -117,6 +119,7 @@ def main() -> None:
     parser.add_argument("--entropy", type=float, default=0.001)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keep", action="store_true", help="never recompute a layer")
+    parser.add_argument("--memory", type=float, help="GB that may be used")
     parser.add_argument("--against", type=Path, help="another checkout, measured first")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -124,7 +127,8 @@ def main() -> None:
         print(json.dumps(measure(options)))
         return
     print(f"{machine()}; {options.shape}, {options.episodes} episodes of {options.length} tokens, ", end="")
-    print(f"{options.turns * options.reply} sampled, micro-batches of {options.tokens} tokens")
+    print(f"{options.turns * options.reply} sampled, micro-batches of {options.tokens} tokens", end="")
+    print(f", memory capped to {options.memory:g} GB" if options.memory else "")
     print(f"bf16 matrix product {matrix_rate() / 1e12:.0f} TFLOP/s", flush=True)
     torch.cuda.empty_cache()
     here = Path(__file__).parents[2]

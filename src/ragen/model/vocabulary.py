@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_LOGITS = 1 << 29  # on CUDA: 1 GB in bf16, 3,533 rows of Qwen2.5's vocabulary
+from ragen.model.activations import CHUNK_LOGITS, chunk_rows
 
 
 def token_scores(
@@ -28,12 +28,6 @@ def token_scores(
     """Log-prob of each target and entropy of its distribution. `weight` is the head: [vocabulary, hidden size]."""
     num_rows = chunk_rows(len(hidden), weight.shape[0], chunk_logits)
     return _TokenScores.apply(hidden, weight, targets, temperature, num_rows)
-
-
-def chunk_rows(num_rows: int, vocab_size: int, chunk_logits: int = CHUNK_LOGITS) -> int:
-    """Rows of a chunk: as few equal chunks as the limit allows."""
-    num_chunks = -(-num_rows // max(1, chunk_logits // vocab_size))
-    return max(1, -(-num_rows // max(1, num_chunks)))
 
 
 class _TokenScores(torch.autograd.Function):
