@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-from functools import partial
 
 import pytest
 import torch

@@ -60,7 +60,9 @@ def pass_bytes(shape: ModelShape, num_tokens: int, num_rows: int, num_recomputed
 
 
 def head_bytes(shape: ModelShape, num_rows: int, size: int) -> int:
-    """Hidden states, a chunk of logits, and the gradient of the weight: rounded, the embedding's, in float32 if added up."""
+    """Hidden states, a chunk of logits, and gradients of the weight: the head's, the embedding's, and their float32 sum
+    if there are several chunks.
+    """
     if num_rows == 0:
         return 0
     chunk, weight = chunk_rows(num_rows, shape.vocab_size), shape.vocab_size * shape.hidden_size

@@ -16,7 +16,7 @@ BLOCK = 4096
 
 @triton.jit
 def _score(logits, targets, log_probs, entropies, masses, temperature, vocab_size: tl.constexpr, block: tl.constexpr):
-    """One row. Each lane has a running maximum and sums of exp(z - maximum) and of that times z; they meet at the end."""
+    """One row. Each lane has its maximum so far, and sums of exp(z - maximum) and of that times z."""
     row = tl.program_id(0)
     start = logits + row.to(tl.int64) * vocab_size
     largest = tl.full([block], -1e30, tl.float32)  # finite: infinities would subtract to nothing

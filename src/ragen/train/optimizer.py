@@ -13,8 +13,8 @@
 
 A learning rate of 1e-6 vanishes in bf16: a module in bf16 gets float32 master weights, which are stepped and rounded
 into it. Its gradients are added to the masters' as soon as a backward pass has made each, so they are never all in
-memory. A float32 module is its own master. On CUDA, one kernel steps all weights. The schedule counts training steps, not updates: how many updates a step
-has depends on what the filter keeps.
+memory. A float32 module is its own master. On CUDA, AdamW is fused. The schedule counts training steps, not updates:
+how many updates a step has depends on what the filter keeps.
 """
 
 import math

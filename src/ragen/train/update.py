@@ -134,7 +134,7 @@ def update_critic(
     on_samples: Callable[[int], None] = lambda count: None,
 ) -> Updated:
     """As many passes as the actor has. A value's loss is a mean over tokens, whatever the actor's aggregation is."""
-    settings = config.critic
+    settings, micro_size = config.critic, config.critic.ppo_micro_batch_size_per_gpu
 
     def loss_of(indices: Sequence[int], packed: PackedTokens, weights_T: Tensor, means_T: Tensor):
         values_T = critic.values(packed)
@@ -145,10 +145,10 @@ def update_critic(
     passes = Passes(
         samples, optimizer, workers, loss_of, on_samples,
         mini_size=settings.ppo_mini_batch_size,
-        micro_size=settings.ppo_micro_batch_size_per_gpu,
+        micro_size=micro_size,
         grad_clip=settings.grad_clip,
         epochs=config.actor_rollout_ref.actor.ppo_epochs,
-        room=lambda: token_room(critic.backbone, settings.ppo_micro_batch_size_per_gpu * longest(config), workers.device),
+        room=lambda: token_room(critic.backbone, micro_size * longest(config), workers.device),
     )  # fmt: skip
     history, skipped = passes.run()
     return Updated(_summary(history, "critic", skipped), skipped)
