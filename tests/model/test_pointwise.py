@@ -48,3 +48,13 @@ def test_kernels_have_the_values_and_gradients_of_plain_torch(monkeypatch):
         loss = sum((part * torch.randn(part.shape)).sum() for part in outputs)
         found.append((*outputs, *torch.autograd.grad(loss, given)))
     assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTERPRETED, reason="Triton is not installed, or TRITON_INTERPRET=1 is not set")
+def test_the_kernel_that_adds_to_float32_is_exact(monkeypatch):
+    torch.manual_seed(0)
+    total, part = torch.randn(70, 99), torch.randn(70, 99).bfloat16()
+    wanted = total + part
+    monkeypatch.setattr(pointwise, "has_kernels", lambda x: True)
+    assert torch.equal(pointwise.add_into(total, part), wanted) and torch.equal(total, wanted)

@@ -26,19 +26,22 @@ def grouping_options() -> dict[str, Any]:
     return {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 
 
+def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor of the CPU on a device; to a GPU without waiting for what that is busy with."""
+    device = torch.device(device)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 class Layout:
     """Where the tokens of packed sequences are; some sequences may be empty."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu"):
         self.lengths = list(lengths)
         self.longest = max(lengths)
-        self.starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
-        counts = torch.tensor(self.lengths, device=device)
-        num_tokens = sum(lengths)
-        self.sequences = torch.repeat_interleave(
-            torch.arange(len(lengths), device=device), counts, output_size=num_tokens
-        )
-        self.positions = torch.arange(num_tokens, device=device) - self.starts[:-1].long()[self.sequences]
+        starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        sequences = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(self.lengths))
+        positions = torch.arange(sum(lengths)) - starts[:-1].long()[sequences]
+        self.starts, self.sequences, self.positions = (sent(part, device) for part in (starts, sequences, positions))
 
     def pad(self, packed: Tensor) -> Tensor:
         """[T, heads, head_dim] -> [sequences, heads, longest, head_dim]."""

@@ -45,6 +45,15 @@ def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tens
     return total, F.rms_norm(total, weight.shape, weight, eps)
 
 
+def add_into(total: Tensor, part: Tensor) -> Tensor:
+    """Add in place, to a float32 total."""
+    if has_kernels(total) and total.is_contiguous() and total.shape == part.shape:
+        from ragen.model import pointwise_kernels as kernels
+
+        return kernels.add_into(total, part)
+    return total.add_(part)
+
+
 def split_heads(heads: Tensor, cos: Tensor, sin: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value from [T, heads, head_dim], of which each has its count of heads, in this order."""
     num_turned = counts[0] + counts[1]

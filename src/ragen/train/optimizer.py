@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from ragen.config.schema import Optimizer as Settings
+from ragen.model.pointwise import add_into
 
 COUNT, MOMENTS, MASTER = "step", ("exp_avg", "exp_avg_sq"), "master"  # what AdamW calls its state, and our own
 
@@ -158,7 +159,7 @@ class MasterAdamW:
 def _fold(master: Tensor, parameter: nn.Parameter) -> None:
     """Add a gradient to the master's, in float32, and free it."""
     if parameter.grad is not None:
-        master.grad = parameter.grad.float() if master.grad is None else master.grad.add_(parameter.grad)
+        master.grad = parameter.grad.float() if master.grad is None else add_into(master.grad, parameter.grad)
         parameter.grad = None
 
 

@@ -40,6 +40,7 @@ from ragen.algo.loss import (
 from ragen.config.schema import Config
 from ragen.distributed.workers import ALONE, Workers
 from ragen.model.activations import token_room
+from ragen.model.attention import sent
 from ragen.model.critic import Critic
 from ragen.model.packing import PackedTokens, pack
 from ragen.model.policy import Scored, score
@@ -320,7 +321,7 @@ class Passes:
             micro = [mine[place] for place in places]
             packed = pack([samples[place].sequence for place in micro], workers.device)
             weights_T, means_T = (
-                torch.cat([part[place] for place in micro]).to(packed.ids.device) for part in (weights, means)
+                sent(torch.cat([part[place] for place in micro]), workers.device) for part in (weights, means)
             )
             loss, parts = self.loss_of([mini[place] for place in micro], packed, weights_T, means_T)
             loss.backward()
@@ -332,7 +333,8 @@ class Passes:
 
 def _tokens(of_samples: Sequence[Tensor] | None, indices: Sequence[int], packed: PackedTokens) -> Tensor:
     assert of_samples is not None
-    return torch.cat([of_samples[index] for index in indices]).to(packed.log_probs)
+    tokens_T = torch.cat([of_samples[index] for index in indices])
+    return sent(tokens_T.to(packed.log_probs.dtype), packed.log_probs.device)
 
 
 def _summary(history: dict[str, list[float]], who: str, skipped: Sequence[int]) -> dict[str, float]:
