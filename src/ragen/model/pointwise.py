@@ -140,4 +140,5 @@ class _SwiGlu(torch.autograd.Function):
     def backward(ctx: Any, of_output: Tensor) -> Tensor:
         from ragen.model import pointwise_kernels as kernels
 
-        return kernels.swiglu_gradient(*ctx.saved_tensors, of_output)
+        (gate_up,) = ctx.saved_tensors
+        return kernels.swiglu_gradient(gate_up, of_output)

@@ -42,6 +42,7 @@ from ragen.distributed.workers import ALONE, Workers
 from ragen.model.activations import token_room
 from ragen.model.attention import sent
 from ragen.model.critic import Critic
+from ragen.model.decoder import TrainableModel
 from ragen.model.packing import PackedTokens, pack
 from ragen.model.policy import Scored, score
 from ragen.model.scoring import micro_batches
@@ -74,7 +75,7 @@ class Updated:
 
 
 def update_actor(
-    model: LanguageModel,
+    model: TrainableModel,
     optimizer: MasterAdamW,
     samples: Sequence[TrainingSample],
     targets: Targets,
