@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import torch
-from measuring import DEVICE, machine, milliseconds, random_decoder, relative
+from measuring import DEVICE, SHAPES, machine, milliseconds, random_decoder, relative
 
 from ragen.config.schema import Optimizer
 from ragen.model import attention, decoder, pointwise, policy
@@ -130,6 +130,48 @@ def check_decoder() -> None:
     check("recomputing two layers", total["two layers recomputed"] <= 1.1 * total["plain"])
 
 
+def check_depth() -> None:
+    """All 36 layers of a 3B shape: each kernel alone and all together, against float32. In bf16 errors add up."""
+    shape, attend = SHAPES["3B"], Packed([600, 400], DEVICE)
+    torch.manual_seed(5)
+    ids, rows = torch.randint(shape.vocab_size, (1000,), device=DEVICE), torch.arange(100, 450, device=DEVICE)
+    outer, names = torch.randn(350, device=DEVICE) / 350, ("norm", "add_norm", "split_heads", "swiglu")
+    whole = {name: getattr(pointwise, name) for name in names}
+
+    def gradients(model, kernels, attention) -> list[torch.Tensor]:
+        for name in names:
+            setattr(decoder, name, whole[name] if name in kernels else in_plain(whole[name]))
+        hidden = model.hidden(ids, attend.positions, attention, rows)
+        if "head" in kernels:
+            log_probs = policy.token_scores(hidden, model.head_weight, ids[rows + 1], 1.0)[0]
+        else:
+            log_probs = policy._score_rows(model, hidden, ids[rows + 1], 1.0, None, None)[0]
+        return [part.float() for part in torch.autograd.grad((log_probs * outer).sum(), [*model.parameters()])]
+
+    def norm(parts) -> float:
+        return float(torch.stack([part.norm() for part in parts]).norm())
+
+    model = random_decoder(shape)
+    for weight in model.parameters():
+        weight.data = weight.data.float()
+    exact = gradients(model, (), lambda layer, *heads: attend._padded(*heads))
+    del model
+    model, errors = random_decoder(shape), {}
+    for kernels in ((), ("norm", "add_norm"), ("split_heads",), ("swiglu",), ("head",), (*names, "head")):
+        found = gradients(model, kernels, attend)
+        errors[kernels] = norm([part - wanted for part, wanted in zip(found, exact, strict=True)]) / norm(exact)
+    detail = ", ".join(f"{'+'.join(kernels) or 'plain'} {error:.4f}" for kernels, error in errors.items())
+    check("gradient of 36 layers against float32", max(errors.values()) <= 1.05 * errors[()], detail)
+
+
+def in_plain(function: Callable) -> Callable:
+    def run(*given):
+        with Plain():
+            return function(*given)
+
+    return run
+
+
 def check_grouped_queries() -> None:
     """Whether the variable-length kernel of this torch takes fewer keys than queries, and how fast that is."""
     from torch.nn.attention.varlen import varlen_attn
@@ -210,6 +252,7 @@ if __name__ == "__main__":
     print(machine())
     check_pointwise()
     check_decoder()
+    check_depth()
     check_optimizer()
     check_grouped_queries()
     time_pointwise()
