@@ -8,6 +8,14 @@
 ragen_here="$(readlink -f "${BASH_SOURCE[0]}" 2>/dev/null || echo "${BASH_SOURCE[0]}")"
 ragen_root="$(CDPATH='' cd -- "$(dirname -- "$ragen_here")/.." && pwd -P)" || exit 2
 
+case "$(uname -s 2>/dev/null)" in
+MINGW* | MSYS* | CYGWIN*)
+    echo "ragen does not run on Windows itself. Use WSL, a Linux inside Windows: run \`wsl --install\` in PowerShell," \
+        "then clone and start ragen there." >&2
+    exit 2
+    ;;
+esac
+
 # Any Python from 3.11 on can run bootstrap.py. Each is tried, since a pyenv shim may exist and fail. The one of .venv
 # comes first because it starts faster than a shim; RAGEN_PYTHON comes last because bootstrap.py returns it untested.
 ragen_starter=""
@@ -42,6 +50,13 @@ case "${PYTHONPATH:-}:" in
 *) PYTHONPATH="$ragen_root/src${PYTHONPATH:+:$PYTHONPATH}" ;;
 esac
 export PYTHONPATH
+
+# How messages name the command: as the user can type it, from where they are (src/ragen/command_hint.py).
+RAGEN_COMMAND="$ragen_root/ragen"
+if [ "$(pwd -P)" = "$ragen_root" ]; then
+    RAGEN_COMMAND="./ragen"
+fi
+export RAGEN_COMMAND
 
 # Relative paths on the command line start here.
 export RAGEN_CALLER_DIR="$PWD"

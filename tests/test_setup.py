@@ -734,13 +734,16 @@ def test_constraints_pin_every_direct_dependency():
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_every_data_file(tmp_path):
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    for name in ("pyproject.toml", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path / name)
+def test_a_wheel_holds_every_data_file_and_building_it_leaves_nothing(tmp_path):
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT / "src", checkout / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    for name in ("pyproject.toml", "LICENSE", "setup.py"):
+        shutil.copy(ROOT / name, checkout / name)
+    before = set(checkout.rglob("*"))
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path]
-    ran = run(sys.executable, "-m", "pip", "wheel", *options, tmp_path, cwd=tmp_path)
+    ran = run(sys.executable, "-m", "pip", "wheel", *options, checkout, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
+    assert set(checkout.rglob("*")) == before
     (wheel,) = tmp_path.glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = [path for path in (ROOT / "src" / "ragen").rglob("*") if path.is_file() and "__pycache__" not in path.parts]

@@ -53,7 +53,7 @@ def tables() -> str:
 
 def tree_rows() -> dict[str, list[str]]:
     """Rows by section of the tree; single keys come first."""
-    defaults = leaves(resolve([], environ={}).config)
+    defaults = leaves(resolve([], "base", environ={}).config)
     sections: dict[str, list[str]] = {"single keys": []}
     for key, spec, _ in schema_fields(Config):
         if key == "custom_envs":
@@ -123,7 +123,7 @@ def _reasons() -> dict[str, str]:
 
 def v1_rows() -> Iterator[str]:
     """The v1 keys, except those that the tree has with the same default."""
-    tree, follows = leaves(resolve([], environ={}).config), _followers()
+    tree, follows = leaves(resolve([], "base", environ={}).config), _followers()
     for key, spec in v1.KEYS.items():
         if spec.targets == (key,) and tree[key] == spec.default:
             continue

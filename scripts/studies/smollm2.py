@@ -7,8 +7,8 @@
 
 `plan` resolves every run where Hydra is installed; `run` needs neither Hydra nor a network. First come short supervised
 runs of several sizes, beside them those of the documented sizes and the model as it came. RL starts from the first
-short one that ends with a success of 30 to 60 %: PPO and GRPO, with and without the filter, three seeds each.
-Many runs share the card: start `nvidia-cuda-mps-control -d` before.
+short one that ends with a success of 30 to 60 %: PPO and GRPO, with and without the filter, three seeds each
+(`plan --seeds 3 4 5` for others). Many runs share the card: start `nvidia-cuda-mps-control -d` before.
 """
 
 import argparse
@@ -54,7 +54,7 @@ RL = (
     f"{ACTOR}.entropy_coeff=0.001",
     "collapse_detection.compute_freq=50",
 )
-NUM_SEEDS = 3
+SEEDS = [0, 1, 2]
 COLOURS, STYLES = {"filter": "#0072b2", "nofilter": "#8a8a8a"}, ("-", "--", ":")
 START = (0.30, 0.60)  # success from which there is something to learn, and something to lose
 
@@ -107,9 +107,9 @@ def untrained(model: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
     }
 
 
-def reinforced(model: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
+def reinforced(model: str, folder: Path, seeds: list[int]) -> dict[str, tuple[str, list[str]]]:
     found = {}
-    for seed in range(NUM_SEEDS):
+    for seed in seeds:
         for algorithm, estimator in ALGORITHMS.items():
             for condition, words in FILTERS.items():
                 name = f"{algorithm}-{condition}-s{seed}"
@@ -129,12 +129,12 @@ def reinforced(model: str, folder: Path) -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-def plan(path: Path, model: str, folder: Path, more: list[str]) -> None:
+def plan(path: Path, model: str, folder: Path, seeds: list[int], more: list[str]) -> None:
     """Every run as a resolved config. What RL starts from is filled in when it is known."""
     from ragen.config.compose import resolve
     from ragen.config.tree import to_dict
 
-    runs = supervised(model, folder) | untrained(model, folder) | reinforced(model, folder)
+    runs = supervised(model, folder) | untrained(model, folder) | reinforced(model, folder, seeds)
     configs = {
         name: to_dict(resolve([*words, *more], recipe, environ={}).config) for name, (recipe, words) in runs.items()
     }
@@ -260,7 +260,7 @@ def draw(folder: Path, path: Path) -> None:
     for row, algorithm in zip(axes, shown, strict=True):
         for run in sorted(folder.glob(f"{algorithm}-*")):
             condition, seed = run.name.split("-")[1:3]
-            look = {"color": COLOURS[condition], "ls": STYLES[int(seed[1:])]}
+            look = {"color": COLOURS[condition], "ls": STYLES[int(seed[1:]) % len(STYLES)]}
             rows = RunFolder(run).read_metrics().rows
             trained = series_of(rows, "success")
             last_ten = ((trained[end - 1][0], trained[end - 10 : end]) for end in range(10, len(trained) + 1))
@@ -283,6 +283,7 @@ def main() -> None:
     parser.add_argument("path", type=Path, help="the file with the configs; for `table` the folder of the runs")
     parser.add_argument("--model", help="the pretrained model: a folder, or smollm2")
     parser.add_argument("--folder", type=Path, default=Path("runs/smollm2"), help="where the runs are to be written")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="with `plan`: which seeds of RL")
     parser.add_argument("--name", help="which run")
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="with `run`: which runs, by name")
@@ -290,7 +291,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="key=value for every run")
     given = parser.parse_intermixed_args()
     if given.verb == "plan":
-        plan(given.path, given.model or "smollm2", given.folder, given.overrides)
+        plan(given.path, given.model or "smollm2", given.folder, given.seeds, given.overrides)
     elif given.verb == "run":
         run(given.path, given.at_once, given.only)
     elif given.verb == "one":

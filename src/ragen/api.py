@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 def train(*overrides: Any, config_name: str | None = None, config_dir: str | None = None) -> "Run":
     """Train, and return how it ended. Bad overrides raise `ConfigError` before anything is loaded."""
+    from ragen.machine import check_platform
+
+    check_platform()
     from ragen.config.schema import Config
     from ragen.run.prepare import prepare
 

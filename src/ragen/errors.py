@@ -33,6 +33,8 @@ class ConfigError(ValueError):
 class RunFailed(RuntimeError):
     """A run that cannot continue, though its config is right. The message says what to do."""
 
+    status = 1  # the exit status of a command that ends with it
+
 
 def refused(key: str, value: Any, why: str, code: str) -> ConfigError:
     """The error for one value: `key=value: why`."""

@@ -1,4 +1,4 @@
-"""Numbers formatted for people. None is a dash."""
+"""Numbers and texts formatted for people. None is a dash."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,6 +6,19 @@ from collections.abc import Iterable, Sequence
 from ragen.statistics import Difference
 
 SPARKS = "▁▂▃▄▅▆▇█"
+# What text must not do to a terminal or a page: control codes are shown as their symbols, those without one (C1, marks
+# that change the direction of writing, halves of surrogate pairs) as a replacement character.
+_DIRECTION = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_SYMBOLS = (
+    {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+    | {0x7F: 0x2421}
+    | dict.fromkeys((*range(0x80, 0xA0), *_DIRECTION, *range(0xD800, 0xE000)), 0xFFFD)
+)
+
+
+def harmless(text: str) -> str:
+    """Text of an environment, a model, a file or a server, safe to show; every character stays one character."""
+    return text.translate(_SYMBOLS)
 
 
 def percent(value: float | None, interval: tuple[float, float] | None = None) -> str:
@@ -67,8 +80,8 @@ def duration(seconds: float) -> str:
 
 
 def size_text(count: float) -> str:
-    """A number of bytes: `1.2 GB`."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+    """A number of bytes: `1.2 GB`, `12 bytes`."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
-    return f"{count / 1e3:.1f} kB"
+    return f"{count:.0f} bytes"

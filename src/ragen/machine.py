@@ -4,14 +4,29 @@ cores()                       # 2.0; a container may allow part of a core
 ram_bytes()                   # (total, free)
 num_gpus()                    # 0
 cached_models(os.environ)     # ("Qwen/Qwen2.5-0.5B-Instruct",)
+check_platform()              # raises on Windows
 """
 
 import contextlib
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from ragen.errors import ConfigError
+
+NO_WINDOWS = (
+    "ragen does not run on Windows itself. Use WSL, a Linux inside Windows: run `wsl --install` in PowerShell, then "
+    "install ragen there"
+)
+
+
+def check_platform() -> None:
+    """Linux and macOS are supported: locks, signals and process groups are those of Unix."""
+    if sys.platform in ("win32", "cygwin"):
+        raise ConfigError(NO_WINDOWS, code="platform")
 
 
 def cores() -> float:

@@ -12,7 +12,7 @@ All intervals are at 95 %. Pure Python.
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from math import atan2, cos, inf, pi, sin, sqrt
+from math import atan2, copysign, cos, inf, pi, sin, sqrt
 from statistics import fmean, variance
 from typing import NamedTuple
 
@@ -21,6 +21,12 @@ Z = 1.959963984540054  # the normal quantile of 97.5 %
 # Optimal lengths that are reported together; the last bin is open.
 LENGTH_BINS = ((1, 2), (3, 4), (5, 6), (7, None))
 UNSOLVABLE = "none"  # the bin of levels without a certain plan
+LARGEST = 1e100  # of numbers whose sums and squares are computed
+
+
+def bounded(value: float) -> float:
+    """A number as a float; one that could make sums and squares overflow is infinite."""
+    return float(value) if not abs(value) > LARGEST else copysign(inf, value > 0 or -1)
 
 
 class Interval(NamedTuple):

@@ -15,8 +15,11 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
 from rich.text import Text
+
+from ragen.format import harmless
 
 ESCAPE = "\x1b"
 SEPARATOR = " · "
@@ -24,12 +27,23 @@ FIRST_COLUMN = 8  # characters of a table's first column that always stay
 
 
 class Screen(Console):
-    """A console that prints text as it is: no markup. A broken pipe is left to the caller."""
+    """A console that prints text as it is: no markup, and no control codes but its own.
+
+    A broken pipe is left to the caller.
+    """
 
     def __init__(self, stderr: bool = False):
         super().__init__(highlight=False, markup=False, emoji=False, stderr=stderr)
         self._is_taken = False
         self._last_frame: Sequence[RenderableType] = ()
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        if isinstance(renderable, str):
+            renderable = harmless(renderable)
+        elif isinstance(renderable, Text) and renderable.plain != (plain := harmless(renderable.plain)):
+            renderable = renderable.copy()
+            renderable.plain = plain
+        return super().render(renderable, options)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

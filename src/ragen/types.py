@@ -114,6 +114,7 @@ class Episode:
     system_text: str
     turns: tuple[Turn, ...]
     final: EpisodeState
+    final_text: str = ""  # the observation after the last action, which no turn shows
 
     def sequences(self) -> list[TokenSequence]:
         """One sequence if every turn continues the previous one (mode `full`), else one per prompt."""

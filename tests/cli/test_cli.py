@@ -85,11 +85,15 @@ def test_training_and_its_report_from_the_command_line(tmp_path):
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     assert lines[0] == f"run folder: {tmp_path / 'run'}"
-    assert lines[-1] == f"report: {tmp_path / 'run' / 'report.html'}"
+    assert lines[-5] == f"report: {tmp_path / 'run' / 'report.html'}"
+    commands = ["report {} --open", "play two_armed_bandit --agent {}", "eval {} --with-base"]
+    for line, command in zip(lines[-3:], commands, strict=True):
+        assert line.endswith(f"ragen {command.format(tmp_path / 'run')}")
+    assert max(len(line) for line in lines if line.startswith("step:")) <= 200
     assert [line.split(" - ")[0] for line in lines if line.startswith("step:")] == ["step:0", "step:1"]
     assert "model: pocket (command line: model.base_model=pocket)" in run.stderr
     again = ragen("report", str(tmp_path / "run"))
-    assert again.returncode == 0 and again.stdout.splitlines()[-1] == lines[-1]
+    assert again.returncode == 0 and again.stdout.splitlines()[-1] == lines[-5]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +114,7 @@ def test_training_and_its_report_from_the_command_line(tmp_path):
         (["play", "sokoban", "--agent", "best"], "human, random, optimal"),
         (["play", "sokoban", "--split", "dev"], "unknown split 'dev'"),
         (["envs", "--levels", "0"], "at least 1"),
-        (["report", "no/such/run"], "not a run directory"),
+        (["report", "no/such/run"], "no such run or run directory"),
         (["pocket", "build", "--steps", "0"], "at least 1"),
         (["envs", "--level", "1", "--lvels", "2"], "did you mean --levels?"),
         (["completion", "fish"], "invalid choice"),

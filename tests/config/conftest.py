@@ -8,4 +8,4 @@ from ragen.config import model_name
 @pytest.fixture(autouse=True)
 def a_model_is_available(request, monkeypatch):
     if "no_gpu" not in request.keywords:
-        monkeypatch.setattr(model_name, "choose", lambda environ: (model_name.QWEN, "for this test"))
+        monkeypatch.setattr(model_name, "choose", lambda environ, model=model_name.QWEN: (model, "for this test"))

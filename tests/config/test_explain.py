@@ -69,13 +69,13 @@ def test_an_optimum_that_is_too_much_work_is_not_computed():
     for per_turn in (7, 10):
         overrides = lines(slippery, f"agent_proxy.max_actions_per_turn={per_turn}", config_name="_3_frozen_lake")
         assert any("random play succeeds in" in line for line in overrides)
-        assert any("CoordFrozenLake: optimal: not computed, because 4 actions" in line for line in overrides)
+        assert any("CoordFrozenLake: optimal play: unknown, because 4 actions" in line for line in overrides)
 
 
 def test_an_endless_budget_is_not_followed():
     overrides = ["agent_proxy.max_turn=1000000000", "custom_envs.FrozenLake.max_actions_per_traj=1000000000"]
     tags = [f"es_manager.{split}.env_configs.tags=[FrozenLake]" for split in ("train", "val")]
-    assert any("random: not computed" in line for line in lines(*overrides, *tags))
+    assert any("random play: unknown" in line for line in lines(*overrides, *tags))
 
 
 def test_the_levels_of_a_plan_are_capped():

@@ -33,6 +33,8 @@ def test_every_key_changes_the_result_or_says_what_it_changes(key):
         ("trainer.logger", "logging"),
         ("trainer.save_freq", "files"),
         ("output.", "files"),
+        ("es_manager.env_", "failures"),
+        ("es_manager.max_failed_share", "failures"),
         (STEPS, "budget"),
     ],
 )
@@ -48,7 +50,18 @@ def test_micro_batches_change_only_memory():
 
 @pytest.mark.parametrize(
     "start",
-    ["seed.", "lora.", "agent_proxy.", "es_manager.", "custom_envs", "algorithm.", "trainer.test_freq", "model_path"],
+    [
+        "seed.",
+        "lora.",
+        "agent_proxy.",
+        "es_manager.train.",
+        "es_manager.val.",
+        "es_manager.format_penalty",
+        "custom_envs",
+        "algorithm.",
+        "trainer.test_freq",
+        "model_path",
+    ],
 )
 def test_keys_that_start_another_run(start):
     assert not any(changes_only(key) for key in FIELDS if key.startswith(start))

@@ -15,6 +15,7 @@ PUBLISHED = yaml.safe_load((Path(__file__).parents[1] / "data/published_defaults
 EXCEPTIONS = {
     "actor_rollout_ref.rollout.name": "native",
     "agent_proxy.batch_adjust_mode": "none",
+    "actor_rollout_ref.actor.kl_loss_type": "low_var_kl",
     "actor_rollout_ref.actor.use_ref": False,  # derived: no KL term in the published defaults
 }
 

@@ -104,7 +104,10 @@ REFUSED = [
     (["model_path=pocket", "lora.rank=8", "lora.target_modules=mlp"], "adapter-layers", "lora.target_modules", "q_proj, k_proj"),
     (["trainer.resume_from_path=/x/global_step_foo"], "range", "trainer.resume_from_path", "global_step_<N>"),
     (["trainer.gradient_analysis_only=True"], "analysis-mode", "trainer.gradient_analysis_only", "gradient_analysis_mode=True"),
-    (["es_manager.train.env_configs.tags=[]"], "no-tag", "es_manager.train.env_configs.tags", "at least one tag"),
+    (["es_manager.train.env_configs.tags=[]"], "range", "es_manager.train.env_configs.tags", "at least one tag"),
+    (["model_path=pocket", "es_manager.train.env_configs.tags=[]"], "range", "es_manager.train.env_configs.tags", "at least one tag"),
+    (["rl_or_sft=sft", "es_manager.val.env_configs.tags=[]"], "range", "es_manager.val.env_configs.tags", "at least one tag"),
+    (["rl_or_sft=sft_then_rl", "es_manager.val.env_configs.tags=[]"], "range", "es_manager.val.env_configs.tags", "at least one tag"),
     (["es_manager.val.env_configs.tags=[CoordSokoban,CoordSokoban]", "es_manager.val.env_configs.n_groups=[256,256]"], "repeated-tag", "es_manager.val.env_configs.tags", "listed twice"),
     (["trainer.n_gpus_per_node=100000000"], "range", "trainer.n_gpus_per_node", "1024"),
     (["actor_rollout_ref.rollout.rollout_filter_strategy=top_k_abs", "actor_rollout_ref.rollout.rollout_filter_value=inf"], "not-finite", "actor_rollout_ref.rollout.rollout_filter_value", "finite"),
@@ -192,6 +195,20 @@ def test_ranges_stop_before_combinations():
 def test_a_wrong_device_list_in_the_environment_names_the_variable(visible):
     error = refusal(environ={"CUDA_VISIBLE_DEVICES": visible})
     assert (error.code, error.key) == ("device", "variable CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize(
+    "start", [["sokoban", "optimization.kl_loss_type="], ["actor_rollout_ref.actor.kl_loss_type="]]
+)
+def test_a_kl_loss_whose_gradient_is_zero_on_average_is_noted(start):
+    *environment, key = start
+    for kind in ("kl", "k1"):
+        (note,) = [note for note in resolve([*environment, key + kind], environ={}).notes if "kl_loss_type" in note]
+        assert f"kl_loss_type={kind}" in note and "kl+" in note
+    for kind in ("kl+", "low_var_kl", "mse"):
+        assert not any("kl_loss_type" in note for note in resolve([*environment, key + kind], environ={}).notes)
+    config = resolve(environment, environ={}).config
+    assert config.actor_rollout_ref.actor.kl_loss_type == "low_var_kl"
 
 
 def test_a_filter_that_keeps_more_than_there_is_is_noted():

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from ragen.diagnose.checks import CHECKS
 from ragen.diagnose.health import Health
 from ragen.diagnose.history import series_of
+from ragen.diagnose.success import success_change
+from ragen.statistics import Difference
 
 FIRST = "collapse_first_turn_sample/"
 HEALTHY = {
     "train/CoordSokoban/success": 0.4,
+    "train/CoordSokoban/action_is_valid": 0.98,
     "train/response_length": 60.0,
     "train/num_turns": 4.0,
     "train/format_valid": 0.98,
@@ -53,14 +56,20 @@ def begun(rows, name):
     return [(warning.first_step, warning.step) for warning in Health.of(rows).warnings if warning.name == name]
 
 
+def verdict_of(rows, **options):
+    return Health.of(rows).verdict(success_change(rows), **options)
+
+
 SUCCESS, SPREAD, ENTROPY = "train/CoordSokoban/success", "rollout/in_group_reward_std", "actor/entropy"
+VALID, EMPTY = "train/CoordSokoban/action_is_valid", "rollout/empty_after_filter"
 # What goes wrong after ten healthy steps, and the step at which the check sees it.
 # A mean of five steps falls below a share s of the start when k of them are at zero and 1 - k/5 < s: the third of five
 # for 0.5 and for 0.45 (2/5 are left), the third for 0.6 (2/5 < 0.6; with two 3/5 is not below).
 CASES = {
+    "no_valid_reply": ({VALID: 0.0}, 15),  # five of five
     "success_falls": ({SUCCESS: 0.0}, 13),
     "rewards_alike": ({SPREAD: 0.0}, 13),
-    "entropy_cliff": ({ENTROPY: 0.0}, 13),
+    "entropy_cliff": ({ENTROPY: 0.0}, 14),  # 1/5 < 0.25
     "replies_alike": ({"train/reply_distinct": 0.0}, 13),
     "entropy_explosion": ({ENTROPY: 0.45}, 12),  # (0.2 + 0.45) / 2 < 1.5 * 0.2 + 0.05 < 0.45
     "format_lost": ({"train/format_valid": 0.5}, 11),
@@ -148,6 +157,23 @@ def test_success_is_the_mean_over_environments():
     assert begun(rows, "success_falls") == [(15, 20)]  # 0.26 at step 14 is not below 0.25
 
 
+def decline(num_steps, first, last, end):
+    """Entropy that falls by the same factor in each step from `first` to `last`, and stays."""
+    share = [min(max(step - first, 0) / (last - first), 1.0) for step in range(1, num_steps + 1)]
+    return [{"step": step, **HEALTHY, ENTROPY: 0.2 * end**part} for step, part in enumerate(share, start=1)]
+
+
+def test_a_slow_decline_of_entropy_is_not_a_cliff():
+    """To 30 % in a hundred steps, as in steady runs of SmolLM2 (docs/results.md)."""
+    assert begun(decline(100, 1, 100, end=0.3), "entropy_cliff") == []
+
+
+@pytest.mark.parametrize(("last", "end", "step"), [(25, 0.1, 22), (25, 0.02, 18), (60, 0.1, 43)])
+def test_a_collapse_of_entropy_is(last, end, step):
+    ((first, held),) = begun(decline(100, 10, last, end), "entropy_cliff")
+    assert (first, held) == (step, 100)
+
+
 def test_information_that_was_never_there_cannot_be_lost():
     """Prompts that are all alike, as in a bandit, leave nothing to tell them apart by."""
     low = {f"{FIRST}conditional_entropy_est": 0.01}
@@ -220,7 +246,7 @@ def constant_rows(draw):
 def test_a_run_that_stands_still_has_no_warning(rows):
     health = Health.of(rows)
     assert health.warnings == [] and health.metrics() == {"health/num_warnings": 0.0}
-    assert health.verdict().word == "healthy"
+    assert verdict_of(rows).word in ("healthy", "no_gain", "no_success", "too_early")
 
 
 @given(st.integers(0, 40), st.sampled_from(sorted(CASES)))
@@ -253,16 +279,129 @@ def test_only_what_begins_is_told():
 def test_a_validation_before_training_is_no_step():
     health = Health()
     assert health.add(0, {"val-env/CoordSokoban/success": 0.4, "timing_s/testing": 1.0}) == []
-    assert health.verdict().word == "unknown"
+    assert health.verdict(success_change([])).word == "unknown"
 
 
 def test_verdicts():
-    assert Health.of(rows_of((12, {}))).verdict().headline == "Healthy: none of 20 checks warned in 12 steps"
-    passed = Health.of(rows_of((6, {}), (1, {"actor/grad_norm": 16.0}), (5, {}))).verdict()
+    rose = {SUCCESS: 0.6}
+    assert verdict_of(rows_of((6, {}), (6, rose))).headline == (
+        "Healthy: training success rose (40.0 % at step 5, 60.0 % at step 12, best 60.0 % at step 11); "
+        "none of 21 checks warned in 12 steps"
+    )
+    passed = verdict_of(rows_of((6, {}), (1, {"actor/grad_norm": 16.0}), (5, rose)))
     assert passed.word == "healthy" and not passed.holding
-    assert passed.headline == "Healthy at the end; a warning before: a spike of the gradient (step 7)"
+    assert passed.headline == (
+        "Healthy: training success rose (40.0 % at step 5, 60.0 % at step 12, best 60.0 % at step 12); "
+        "no check warns now, a warning before: a spike of the gradient (step 7)"
+    )
     rows = rows_of((1, MEASURED), (9, {}), (10, MEASURED | LOST | {"actor/pg_clipfrac": 0.5}))
-    both = Health.of(rows).verdict()
+    both = verdict_of(rows)
     assert both.word == "template_collapse"
     assert [warning.name for warning in both.holding] == ["template_collapse", "many_clipped"]
     assert both.headline == "Template collapse since step 11: I(X;Z) fell to 0.1 (threshold 0.5, start 2)"
+
+
+# --- runs that must not be called healthy -------------------------------------------------------------------------
+
+
+def validated(step, success, low=None, high=None, tag="CoordSokoban"):
+    ends = {} if low is None else {f"val-env/{tag}/success_low": low, f"val-env/{tag}/success_high": high}
+    return {"step": step, f"val-env/{tag}/success": success, **ends}
+
+
+def test_a_run_without_a_valid_reply_says_so_first():
+    """Also where a wrong format costs nothing, so that `format_valid` is 1 all the time."""
+    rows = rows_of((20, {VALID: 0.0, SUCCESS: 0.0, "train/format_valid": 1.0}))
+    found = verdict_of(rows)
+    assert found.word == "no_valid_reply" and found.is_alarming
+    assert found.headline == "No valid reply since step 1: no reply was ever valid in 20 steps, so no action counted"
+
+
+def test_one_valid_reply_is_enough():
+    rows = rows_of((4, {VALID: 0.0}), (1, {VALID: 0.01}), (4, {VALID: 0.0}))
+    assert begun(rows, "no_valid_reply") == [(1, 4)]
+
+
+def test_replies_that_are_no_longer_valid():
+    found = verdict_of(rows_of((10, {}), (10, {VALID: 0.0})))
+    assert "not one reply of the last steps was valid" in found.headline
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 12])
+def test_every_group_filtered_out_is_not_healthy(num_steps):
+    found = verdict_of(rows_of((num_steps, {EMPTY: 1.0})))
+    assert found.word == "empty_filter"
+    assert f"dropped every group in all of {num_steps} step" in found.headline
+
+
+@pytest.mark.parametrize(
+    ("rows", "word", "start"),
+    [
+        (rows_of((20, {SUCCESS: 0.0})), "no_success", "No success: not one episode succeeded in 20 steps"),
+        ([validated(0, 0.0), *rows_of((3, {SUCCESS: 0.0}))], "no_success", "No success: not one episode succeeded in"),
+        (rows_of((20, {})), "no_gain", "No gain: training success did not change by more than noise (40.0 % at step 5"),
+        (rows_of((10, {SUCCESS: 0.6}), (10, {})), "success_fell", "Training success fell (60.0 % at step 5, 40.0 % at"),
+        (rows_of((4, {})), "too_early", "Too early to say whether it learns (training success 40.0 % at step 1)"),
+        ([validated(0, 0.4), *rows_of((4, {}))], "too_early", "Too early to say whether it learns (validation success"),
+        (
+            [validated(0, 0.4, 0.35, 0.45), *rows_of((20, {})), validated(20, 0.5, 0.45, 0.55)],
+            "healthy",
+            "Healthy: validation success rose (40.0 % at step 0, 50.0 % at step 20, best 50.0 % at step 20); none of",
+        ),
+        (
+            [validated(0, 0.4, 0.35, 0.45), *rows_of((20, {})), validated(20, 0.43, 0.38, 0.48)],
+            "no_gain",
+            "No gain: validation success did not change by more than noise (40.0 % at step 0, 43.0 % at step 20, best",
+        ),
+        (
+            [validated(0, 0.4), validated(9, 0.6, 0.55, 0.65), *rows_of((9, {})), validated(20, 0.48, 0.4, 0.5)],
+            "success_fell",
+            "Validation success fell (40.0 % at step 0, 48.0 % at step 20, best 60.0 % at step 9)",
+        ),
+        (
+            [validated(0, 0.95, 0.9, 0.98), *rows_of((20, {})), validated(20, 0.94, 0.9, 0.97)],
+            "healthy",
+            "Healthy: validation success was high from the start (95.0 % at step 0",
+        ),
+        (
+            [
+                validated(0, 0.27, 0.22, 0.32) | {"val-env/CoordSokoban/optimal": 0.28},
+                *rows_of((20, {})),
+                validated(20, 0.27, 0.22, 0.32) | {"val-env/CoordSokoban/optimal": 0.28},
+            ],
+            "healthy",
+            "Healthy: validation success was high from the start",
+        ),
+    ],
+)  # fmt: skip
+def test_quiet_runs_by_what_became_of_success(rows, word, start):
+    found = verdict_of(rows)
+    assert (found.word, found.headline[: len(start)]) == (word, start)
+    assert found.is_alarming == (word in ("no_success", "success_fell"))
+
+
+def test_a_run_that_a_rule_stopped_is_not_healthy():
+    found = verdict_of(rows_of((6, {}), (6, {SUCCESS: 0.6})), stopped_by="low_validation_success")
+    assert found.word == "stopped_early" and found.is_alarming
+    assert found.headline.startswith("Stopped early by the rule low_validation_success: training success 40.0 %")
+
+
+def test_level_by_level_a_smaller_gain_counts():
+    rows = [validated(0, 0.4, 0.35, 0.45), *rows_of((20, {})), validated(20, 0.45, 0.4, 0.5)]
+    assert success_change(rows).outcome == "flat"
+    assert success_change(rows, Difference(0.05, 0.01, 0.09, 512)).outcome == "rose"
+    assert success_change(rows, Difference(-0.05, -0.09, -0.01, 512)).outcome == "fell"
+    assert success_change(rows, Difference(0.05, -0.01, 0.11, 512)).outcome == "flat"
+
+
+def test_success_of_several_environments_is_their_mean():
+    rows = [validated(0, 0.4) | validated(0, 0.6, tag="Bandit"), validated(9, 0.8) | validated(9, 0.6, tag="Bandit")]
+    change = success_change(rows)
+    assert (change.outcome, change.start.value, change.end.value) == ("rose", 0.5, pytest.approx(0.7))
+
+
+@given(st.lists(st.tuples(st.floats(), st.floats(), st.floats()), max_size=4), st.lists(st.floats(), max_size=12))
+def test_any_numbers_give_a_verdict(validations, training):
+    rows = [validated(step, *values) for step, values in enumerate(validations)]
+    rows += [{"step": step, SUCCESS: value} for step, value in enumerate(training, start=1)]
+    assert success_change(rows).outcome in ("rose", "fell", "flat", "solved", "none", "early", "unknown")

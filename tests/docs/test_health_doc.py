@@ -22,7 +22,7 @@ TOLD = {
     "thinking_lost": (0.5, lambda limits: limits.thinking_share, "half as many"),
     "format_lost": (0.2, lambda limits: limits.format_rise, "20 points"),
     "entropy_explosion": (1.5, lambda limits: limits.entropy_high_share, "half more"),
-    "entropy_cliff": (0.5, lambda limits: limits.entropy_low_share, "half"),
+    "entropy_cliff": (0.25, lambda limits: limits.entropy_low_share, "a quarter"),
     "success_falls": (0.5, lambda limits: limits.success_share, "half"),
     "rewards_alike": (0.45, lambda limits: limits.spread_share, "45 %"),
     "noise_blown_up": (0.2, lambda limits: limits.blown_up, "a fifth"),
@@ -53,4 +53,4 @@ def test_the_limits_are_those_in_force(name):
 
 
 def test_only_what_has_no_limit_is_without_one():
-    assert CHECKS.keys() - TOLD.keys() == {"not_finite"}
+    assert CHECKS.keys() - TOLD.keys() == {"not_finite", "no_valid_reply"}

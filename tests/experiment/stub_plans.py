@@ -58,7 +58,7 @@ def python(code):
 
 
 class FakeCluster:
-    """Runs nothing. A run ends as `outcomes` says, in turn: an exit status, or None for one that is lost.
+    """Runs nothing. A run ends as `outcomes` says, in turn: an exit status, a result, or None for one that is lost.
 
     `started` lists (name, devices) in order; at most `most` runs were there at once.
     """
@@ -103,7 +103,7 @@ class FakeCluster:
         name = self._open.pop(handle)
         ends = self.outcomes.get(name, [0])
         end = ends.pop(0) if len(ends) > 1 else ends[0]
-        return None if end is None else {"status": end, "started": 100.0, "ended": 141.7}
+        return end if end is None or isinstance(end, dict) else {"status": end, "started": 100.0, "ended": 141.7}
 
     def stop(self, handles, at_once=False):
         pass
@@ -112,12 +112,13 @@ class FakeCluster:
 # --- looking ------------------------------------------------------------------------------------------------------
 
 
-def wait_for(condition, what):
+def wait_for(condition, what, pause=0.1):
     """No promise about time: a machine may be slow, but not for ever."""
-    for _ in range(1200):
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
         if condition():
             return
-        time.sleep(0.1)
+        time.sleep(pause)
     pytest.fail(f"still waiting for {what}")
 
 

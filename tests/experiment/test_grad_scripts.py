@@ -301,3 +301,14 @@ def test_devices_are_in_the_overrides_of_a_run():
     (cell,) = expand("grad_analysis", Options(gpus=("2", "3"))).cells
     assert overrides_on(cell, ("2", "3"))[-1] == "system.CUDA_VISIBLE_DEVICES='2,3'"
     assert cell.num_gpus == 2
+
+
+def test_checkpoints_of_another_model_are_named(elsewhere, capsys):
+    """Nothing of the wanted model lies there, but something of another one does."""
+    there = [save(f"{RUNS}/{POCKET}", 51), save(f"{RUNS}/{POCKET}", 101)]
+    assert main(["sweep", "grad_analysis_probe", "--model", "mine/Other-1B", "--gpus", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert f"other runs in {RUNS} hold\n  {there[0]}\n  {there[1]}\n" in said and "holds no checkpoint" not in said
+    assert "--resume-from-path" in said and "--model" in said
+    assert main(["sweep", "grad_analysis_probe", "--gpus", "cpu", "--checkpoint-root", RUNS]) == 2
+    assert f"other runs in {RUNS} hold\n  {there[0]}\n" in capsys.readouterr().err

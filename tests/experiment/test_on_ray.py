@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 
 import pytest
 from stub_plans import SOURCE, is_alive, make_cell, make_plan, python, result_lines, summary, wait_for
 
+from ragen import lifeline
 from ragen.experiment import scheduler
 from ragen.experiment.cluster import SETTINGS
 from ragen.experiment.plan import Options
@@ -48,6 +50,7 @@ def test_two_slots_run_two_at_once_on_this_machine(capfd):
 SWEEP = """
 import sys
 from stub_plans import make_plan, python
+from ragen import lifeline
 from ragen.experiment import scheduler
 from ragen.experiment.plan import Options
 code = "(folder / 'pid').write_text(str(os.getpid()))\\n"
@@ -200,7 +203,7 @@ def test_a_run_on_a_node_that_is_lost_runs_elsewhere(cluster, capfd):
     threading.Thread(target=lose, daemon=True).start()
     assert scheduler.run(make_plan("ab", Options(gpus=("cpu",), ray_address=cluster.address)), python(TWICE)) == 0
     out = capfd.readouterr().out
-    assert out.count("was lost with its watcher") == 1 and out.count("] start ") == 3
+    assert out.count("its watcher was lost") == 1 and out.count("] start ") == 3
     assert [status_of(line) for line in result_lines()] == ["success", "success"]
 
 
@@ -216,5 +219,92 @@ def test_a_run_whose_watcher_is_killed_begins_again_and_its_first_try_is_gone(cl
 
     threading.Thread(target=kill, daemon=True).start()
     assert scheduler.run(make_plan("a", Options(gpus=("cpu",), ray_address=cluster.address)), python(TWICE)) == 0
-    assert "a was lost with its watcher" in capfd.readouterr().out
+    assert "Again: a (its watcher was lost on" in capfd.readouterr().out
     assert not is_alive(int(Path("saved/a/once").read_text()))
+
+
+# --- killed and terminated ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_whose_guard_is_killed_begins_again_when_its_first_try_is_gone(capfd):
+    # A process that has ended and is still listed has no command line.
+    old = "[path.read_bytes() for path in pathlib.Path('/proc', (folder / 'once').read_text()).glob('cmdline')]"
+    code = TWICE.replace("sys.exit(0)", f"sys.exit(int(any({old})))", 1)
+
+    def kill():
+        (run,) = first_tries("a")
+        guard = int(Path(f"/proc/{run}/stat").read_text().rpartition(")")[2].split()[1])
+        assert b"run_guard.py" in Path(f"/proc/{guard}/cmdline").read_bytes()
+        os.kill(guard, signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    assert scheduler.run(make_plan("a"), python(code)) == 0
+    assert "Again: a (its guard was killed" in capfd.readouterr().out
+    assert "Again: a (its guard was killed" in summary() and len(result_lines()) == 1
+
+
+TERMINATED = SWEEP.replace("signal.SIGINT, lambda *_: sys.exit(130)", "signal.SIGTERM, lambda *_: sys.exit(143)")
+
+
+@pytest.mark.slow
+def test_sigterm_to_a_sweep_reaches_its_runs_and_resume_continues(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SOURCE, str(Path(__file__).parent)]))
+    in_background = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}  # as `bash script.sh &` does
+    with subprocess.Popen([sys.executable, "-c", TERMINATED], **in_background) as sweep:
+        wait_for(lambda: Path("saved/b/before").exists() and Path("saved/c/before").exists(), "two of them to sleep")
+        sweep.terminate()
+    assert sweep.returncode == 143
+    files = [Path("saved") / name / "pid" for name in "abc"]
+    assert not any(is_alive(int(file.read_text())) for file in files)
+    assert sorted(status_of(line) for line in result_lines(summary())) == ["preempted", "preempted", "success"]
+    assert subprocess.run([sys.executable, "-c", TERMINATED, "--resume"]).returncode == 0
+    assert summary().splitlines()[-1] == "Total: 3 | Success: 3 | Failed: 0"
+
+
+CONNECTED = """
+import time
+from ragen.experiment.cluster import connected
+with connected(None, 1):
+    print("connected", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_a_killed_sweep_leaves_nothing_of_its_ray(is_connected, monkeypatch):
+    """Also while Ray starts. Its own agents would stay for half a minute."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("KILLED", mark)
+    with subprocess.Popen([sys.executable, "-c", CONNECTED], stdout=subprocess.PIPE) as sweep:
+        if is_connected:
+            assert sweep.stdout.readline() == b"connected\n"
+        else:
+            wait_for(lambda: len(list(lifeline._marked(f"KILLED={mark}".encode()))) > 2, "the first parts of Ray")
+        found = list(lifeline._marked(f"KILLED={mark}".encode()))
+        cleanup = [pid for pid in found if b"ray_cleanup" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(cleanup) == 1 and len(found) > 2
+        sweep.kill()
+    wait_for(lambda: not is_alive(cleanup[0]), "the end of the cleanup")
+    assert not list(lifeline._marked(f"KILLED={mark}".encode()))
+
+
+@pytest.mark.slow
+def test_workers_die_with_a_launcher_that_is_killed(monkeypatch):
+    """Started by hand: there is no guard."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("KILLED", mark)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = [
+        *SMALL,
+        "trainer.n_gpus_per_node=2",
+        "trainer.total_training_steps=500",
+        "trainer.default_local_dir=saved/x",
+    ]
+    command = [sys.executable, "-m", "ragen", "train", "two_armed_bandit", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as launcher:
+        wait_for(lambda: RunFolder("saved/x").metrics_path.exists(), "the first step")
+        assert len(list(lifeline._marked(f"KILLED={mark}".encode()))) >= 3
+        launcher.kill()
+    wait_for(lambda: not list(lifeline._marked(f"KILLED={mark}".encode())), "the end of the workers")

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from decimal import Decimal
@@ -16,6 +18,7 @@ from ragen.errors import ConfigError
 from ragen.experiment import devices, spec
 from ragen.experiment.check import check
 from ragen.experiment.cluster import Device
+from ragen.experiment.command import read_options
 from ragen.experiment.expand import expand, plans
 from ragen.experiment.plan import Options, overrides_on
 from ragen.experiment.template import make
@@ -137,9 +140,60 @@ def test_cut(num, size):
 def test_device_lists():
     assert devices.read(" 3, 1") == ("3", "1")
     assert devices.read("cpu,cpu") == ("cpu", "cpu")
-    for text in ("", ",", "0,0", "0,cpu", "x"):
+    for text in ("", ",", "0,0", "0,cpu", "x", "-1", "-1,0", "none", "null", "[]"):
         with pytest.raises(ConfigError, match="--gpus"):
             devices.read(text)
+
+
+@pytest.mark.parametrize(
+    ("visible", "typed", "found"),
+    [
+        (None, "0,1", ("0", "1")), (None, None, None), ("2,3", "0,1", ("2", "3")), ("2,3", "1", ("3",)),
+        ("2,3", None, ("2", "3")), ("GPU-a1,MIG-b2", "1,0", ("MIG-b2", "GPU-a1")),
+        ("GPU-a1,MIG-b2", "GPU-a", ("GPU-a1",)),
+        ("GPU-a1,GPU-a2", None, ("GPU-a1", "GPU-a2")), ("", "cpu,cpu", ("cpu", "cpu")), (" 5 , 4", "0", ("5",)),
+    ],
+)  # fmt: skip
+def test_a_number_is_a_place_in_the_visible_devices(visible, typed, found):
+    assert devices.chosen(None if typed is None else devices.read(typed), visible) == found
+    if found is not None and typed and typed[0].isdecimal():
+        assert devices.read(typed) == tuple(devices.as_typed(found, visible).split(","))
+
+
+@pytest.mark.parametrize(
+    ("visible", "typed", "message"),
+    [
+        ("2,3", "2,3", "--gpus 2,3: CUDA_VISIBLE_DEVICES=2,3 has no place 2; --gpus counts its entries, 0 to 1"),
+        ("2,3", "0,2", "--gpus 0,2: CUDA_VISIBLE_DEVICES=2,3 has no place 2"),
+        ("7", "1", "CUDA_VISIBLE_DEVICES=7 has no place 1; --gpus counts its entries, 0"),
+        ("2,3", "GPU-x", "CUDA_VISIBLE_DEVICES=2,3 has no device GPU-x"),
+        ("GPU-a1,GPU-a2", "GPU-a", "has no device GPU-a"),
+        ("GPU-a1,2", "GPU-a1,0", "listed twice"),
+        ("", "0", "CUDA_VISIBLE_DEVICES='' hides every GPU"),
+        ("-1", None, "CUDA_VISIBLE_DEVICES='-1' hides every GPU"),
+        ("a", "0", "variable CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_what_is_not_visible_is_refused_with_both_lists(visible, typed, message):
+    with pytest.raises(ConfigError) as error:
+        devices.chosen(None if typed is None else devices.read(typed), visible)
+    assert message in str(error.value)
+
+
+def test_runs_get_the_visible_devices(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    for words, slots in (("", ["2", "3"]), ("--gpus 1,0", ["3", "2"]), ("--gpus 0,1 --gpus-per-exp 2", ["2,3", "2,3"])):
+        done = dry_run.__wrapped__(f"./ragen sweep kl_sweep --kl-values 0,0.1 {words}")
+        assert [run["slot"] for run in done.runs] == slots
+        assert [effective(run)["system.CUDA_VISIBLE_DEVICES"].strip("'") for run in done.runs] == slots
+    refused = dry_run.__wrapped__("./ragen sweep kl_sweep --kl-values 0,0.1 --gpus 2,3")
+    assert refused.status == 2 and "CUDA_VISIBLE_DEVICES=2,3" in refused.errors
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert dry_run.__wrapped__("./ragen sweep kl_sweep --kl-values 0 --gpus 6").status == 0, "a dry run needs no device"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    done = dry_run.__wrapped__("./ragen sweep kl_sweep --kl-values 0 --gpus 6")
+    assert [run["slot"] for run in done.runs] == ["6"], "a cluster has its own devices"
 
 
 def test_discovery_counts_what_nvidia_smi_lists(tmp_path, monkeypatch, capsys):
@@ -240,7 +294,25 @@ def test_what_a_resumed_experiment_leaves():
     assert Options().done_statuses == {"success", "early_stopped"}
     assert Options(retry=("early_stopped",)).done_statuses == {"success"}
     smoke = expand("smoke_test_for_ke", Options(settings=(("groups", "3"), ("skip_statuses", "success,fail"))))
-    assert smoke.options.done_statuses == {"success", "fail", "early_stopped"}
+    assert smoke.options.done_statuses == {"success", "fail"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "skipped"),
+    [
+        ('("success")', {"success"}), ("()", set()), ('("success" "early_stopped")', {"success", "early_stopped"}),
+        ('("fail")', {"fail"}),
+    ],
+)  # fmt: skip
+def test_the_script_says_what_the_smoke_test_skips(variable, skipped, tmp_path):
+    """The variable of the script, as edited by hand, as `ragen sweep` gets it."""
+    text = (ROOT / "scripts/runs/smoke_test_for_ke.sh").read_text()
+    text = re.sub(r"^SKIP_STATUSES=.*$", f"SKIP_STATUSES={variable}", text, flags=re.MULTILINE)
+    (tmp_path / "script.sh").write_text(re.sub(r"^source.*$", "PYTHON=echo", text, flags=re.MULTILINE))
+    given = subprocess.run(["bash", tmp_path / "script.sh"], capture_output=True, text=True, check=True).stdout
+    words = shlex.split(given)[2:]
+    plan = expand("smoke_test_for_ke", read_options(spec.load("smoke_test_for_ke"), words[2:]))
+    assert plan.options.done_statuses == skipped
 
 
 @pytest.mark.parametrize(
@@ -263,10 +335,10 @@ def test_only_a_group_of_a_series():
 
 def test_another_seed_alone_is_checked_too():
     plan = expand(
-        "kl_sweep", kl("0", seeds=2, only=("sokoban_kl_sweep_nofilter_0-Qwen2.5-3B-s1",), overrides=("lora.rnk=1",))
+        "kl_sweep", kl("0", seeds=2, only=("sokoban_kl_sweep_nofilter_0-Qwen2.5-3B-s1",), overrides=("lora.rank=-1",))
     )
     assert len(plan.cells) == 1
-    with pytest.raises(ConfigError, match=r"lora\.rnk"):
+    with pytest.raises(ConfigError, match=r"lora\.rank"):
         check(plan, dry_run=True)
 
 
@@ -407,7 +479,11 @@ REFUSED = {
     "./ragen sweep kl_sweep -- model_path=x": "use --model",
     "./ragen sweep kl_sweep -- trainer.experiment_name=x": "an experiment names its runs itself",
     "./ragen sweep kl_sweep -- sokoban": "takes key=value",
-    "./ragen sweep kl_sweep --gpus 0 -- trainer.test_freqq=5": "sokoban_kl_sweep_nofilter_0-Qwen2.5-3B: ",
+    "./ragen sweep kl_sweep --gpus 0 -- trainer.test_freqq=5": "did you mean trainer.test_freq?",
+    "./ragen sweep kl_sweep --gpus 0 -- ppo_mini_batch_size=0": "sokoban_kl_sweep_nofilter_0-Qwen2.5-3B: ",
+    "./ragen sweep kl_sweep --gpus=-1": "--gpus '-1': no device; write numbers",
+    "./ragen sweep kl_sweep --gpus=none": "--gpus 'none': no device; write numbers",
+    "./ragen sweep kl_sweep --gpus=0,-1": "'-1' is not a device",
     "./ragen sweep kl_sweep --gpus 0 --kl-values 0.1 -- es_manager.train.env_groups=1": "larger than the batch",
     "./ragen sweep top_p_sweep --rollout_filter_value 1.5": "at most 1",
     "./ragen sweep smoke_test_for_ke --groups 1,7": "--groups 7: unknown; choose from",
@@ -437,13 +513,6 @@ def test_refused_with_one_message(command, message):
     assert (done.status, done.runs) == (2, [])
     assert message in done.errors
     assert done.errors.startswith("ragen sweep: ") and done.errors.count("ragen sweep: ") == 1
-
-
-def test_runs_made_equal_by_the_user_are_named():
-    both = "-- actor_rollout_ref.actor.kl_loss_coef=0.5 actor_rollout_ref.actor.use_kl_loss=True"
-    done = dry_run(f"./ragen sweep kl_sweep --kl-values 0,0.1 --gpus 0 {both}")
-    assert done.status == 0 and len(done.runs) == 2
-    assert "nofilter_0-Qwen2.5-3B, sokoban_kl_sweep_nofilter_01-Qwen2.5-3B are the same run" in done.errors
 
 
 def test_runs_made_equal_by_fewer_groups_are_named():

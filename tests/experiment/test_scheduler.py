@@ -21,7 +21,7 @@ from ragen.experiment.devices import Pool, label, short_name
 from ragen.experiment.plan import Options, in_batches
 from ragen.store.lock import Locked
 from ragen.store.run_folder import RunFolder
-from ragen.store.sweep_results import held, latest_lines, lock_path, recorded_cells, status_of
+from ragen.store.sweep_results import held, latest_lines, lock_path, read_record, recorded_cells, status_of
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +162,7 @@ def test_every_cell_has_its_turn_and_a_failure_stops_nothing(fake, capsys):
     assert [line.partition(" |")[0] for line in closing[1:5]] == ["value=a", "value=b", "value=c", "value=d"]
     assert closing[-1] == "Total: 4 | Success: 2 | Failed: 2"
     assert Path("logs/stub/a.result").read_text().startswith("value=a | train_time=N/A")
-    assert "report: ./ragen report logs/stub.log" in capsys.readouterr().out
+    assert "report logs/stub.log" in capsys.readouterr().out
 
 
 def test_all_succeeded_is_zero_and_the_rule_of_an_early_stop_is_told(fake):
@@ -224,13 +224,14 @@ def test_what_a_child_gets(fake, monkeypatch):
 # --- resuming -----------------------------------------------------------------------------------------------------
 
 
-def test_resume_skips_what_is_done_and_runs_the_rest(fake):
+def test_resume_skips_what_is_done_and_runs_the_rest(fake, capsys):
     fake({"b": [1], "c": [3]})
     scheduler.run(make_plan("abc"))
     cluster = fake()
     assert scheduler.run(make_plan("abcd", Options(gpus=("cpu",), resume=True))) == 1  # c stays failed
     assert [name for name, _ in cluster.started] == ["b", "d"]
-    assert "Skipping: a (status=success)" in summary() and "Skipping: c (status=early_stopped:unknown)" in summary()
+    for said in (summary(), capsys.readouterr().out):
+        assert "Skipping: a (status=success)\nSkipping: c (status=early_stopped:unknown)\n" in said
     cluster = fake()
     assert scheduler.run(make_plan("abcd", Options(gpus=("cpu",), resume=True, retry=("early_stopped",)))) == 0
     assert [name for name, _ in cluster.started] == ["c"]
@@ -243,7 +244,20 @@ def test_resume_without_anything_to_do_starts_nothing(fake, capsys):
     before, cluster = summary(), fake()
     assert scheduler.run(make_plan("ab", Options(gpus=("0", "1"), resume=True))) == 0  # and asks for no GPU
     assert not cluster.started and summary() == before
-    assert "Total: 2 | Success: 2 | Failed: 0" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Skipping: a (status=success)\nSkipping: b (status=success)\n" in said
+    assert "Total: 2 | Success: 2 | Failed: 0" in said
+
+
+@pytest.mark.parametrize(
+    ("skipped", "started"), [((), "abc"), (("success",), "bc"), (("early_stopped", "fail"), "a"), (("fail",), "ac")]
+)
+def test_the_statuses_to_skip_alone_decide(fake, skipped, started):
+    fake({"b": [1], "c": [3]})
+    scheduler.run(make_plan("abc"))
+    cluster = fake()
+    scheduler.run(make_plan("abc", Options(gpus=("cpu",), resume=True, skip_statuses=skipped)))
+    assert [name for name, _ in cluster.started] == list(started)
 
 
 def test_without_resume_everything_runs_again_and_old_summaries_are_kept(fake):
@@ -254,6 +268,8 @@ def test_without_resume_everything_runs_again_and_old_summaries_are_kept(fake):
     assert len(result_lines()) == 2
     kept = [Path(f"logs/stub.log.{number}") for number in (1, 2)]
     assert all(len(result_lines(path.read_text())) == 2 for path in kept) and not Path("logs/stub.log.3").exists()
+    records = [read_record(Path(f"logs/stub.json.{number}")) for number in (1, 2)]
+    assert all(sorted(record.latest_lines()) == ["a", "b"] for record in records), "with the records that explain them"
 
 
 def test_what_was_done_with_other_settings_runs_again(fake, capsys):
@@ -471,7 +487,7 @@ def test_a_damaged_record_is_replaced_by_a_new_start_and_stops_a_resumed_one(fak
     fake()
     scheduler.run(make_plan("ab"))
     Path("logs/stub.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"logs/stub\.json is not the record of an experiment"):
+    with pytest.raises(ConfigError, match=r"logs/stub\.json cannot be read"):
         scheduler.run(make_plan("ab", Options(gpus=("cpu",), resume=True)))
     assert scheduler.run(make_plan("ab")) == 0
     assert list(recorded_cells(Path("logs/stub.log"))) == ["a", "b"]

@@ -1,6 +1,7 @@
 """Every experiment command of the published documents, and of ours, prints the plan that the text describes."""
 
 import re
+from decimal import Decimal
 from itertools import product
 
 import pytest
@@ -180,7 +181,7 @@ def smoke_cells(groups: str, kl_type: str, strategy: str) -> list[dict]:
 
     def add(group: str, middle: str, ratio: str, kl: str, entropy: str, task_is_zero: bool = False) -> None:
         name = f"g{group}-smoke-ppo-sokoban-{middle}-kl{no_dots(kl)}-ent{no_dots(entropy)}-{kl_type}-ftmt"
-        value = ratios[ratio][1] if strategy == "top_k" else ratio
+        value = {"top_k": ratios[ratio][1], "min_p": str(1 - Decimal(ratio))}.get(strategy, ratio)
         cells.append({"name": name, "value": value, "kl": kl, "entropy": entropy, "zero": task_is_zero})
 
     for group in groups.split(","):
@@ -276,6 +277,7 @@ def test_search_goes_through_the_listed_values():
         runs = run(command).runs
         total += len(runs)
         for values, one in zip(product(*(listed[name] for name in searched)), runs, strict=True):
+            folder = "two_armed_bandit/Qwen__Qwen2.5-3B-Instruct"
             words, chosen = effective(one), later | dict(zip(searched, values, strict=True))
             assert one["start"] == ["two_armed_bandit"]
             for name, value in chosen.items():
@@ -286,7 +288,7 @@ def test_search_goes_through_the_listed_values():
             assert words["model.base_model"] == "Qwen/Qwen2.5-3B-Instruct"
             parts = "_".join(f"{name}_{chosen[name]}" for name in searched)
             assert one["name"] == f"hyperparam_searching_{parts}"
-            assert one["log"] == f"log/terminal/hyper_param_search_logs/{one['name']}.log"
+            assert one["log"] == f"log/terminal/hyper_param_search_logs/{folder}/{one['name']}.log"
             before = [name for group in groups[: groups.index(searched)] for name in group]
             assert one.get("assumed", {}) == {name: later[name] for name in before}
     assert total == 28

@@ -19,7 +19,7 @@ from ragen.experiment.results import write_record
 from ragen.experiment.sweep_report import find_record, markdown, write_sweep_report
 from ragen.statistics import mean_interval, paired_difference
 from ragen.store.run_folder import RunFolder
-from ragen.store.sweep_results import SummaryLog, record_path, result_line
+from ragen.store.sweep_results import SummaryLog, keep_older, read_record, record_path, result_line
 
 TAG = "CoordSokoban"
 RECORD = Path("logs/stub.json")
@@ -297,7 +297,10 @@ def test_a_sweep_is_found_by_its_log_its_record_and_its_folder(capsys):
         assert find_record(word) == RECORD
     assert find_record("saved") is None and find_record("logs/none.log") is None
     assert main(["report", "saved"]) == 2
-    assert "not an experiment: name its summary log" in capsys.readouterr().err
+    assert (
+        "saved: not a run directory (no metrics.jsonl). An experiment is named by its summary log"
+        in capsys.readouterr().err
+    )
     Path("logs/other.json").write_bytes(RECORD.read_bytes())
     Path("logs/other.log").touch()
     with pytest.raises(ConfigError, match="several experiments: name one of"):
@@ -305,3 +308,32 @@ def test_a_sweep_is_found_by_its_log_its_record_and_its_folder(capsys):
     Path("logs/other.json").write_text("{}")
     with pytest.raises(ConfigError, match="not the record of an experiment"):
         read_study(record_path(Path("logs/other.log")))
+
+
+def test_an_experiment_that_started_over_can_still_be_reported(capsys):
+    """The second start writes other runs under the same names, in other folders, and says so in the same logs."""
+    write_run("a", [True] * 4)
+    write_experiment({"a": "success"}, reference=None)
+    log = read_record(RECORD).cells["a"].log_path
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("run folder: saved/a\n")
+    for number in (2, 3):
+        keep_older(Path("logs/stub.log"))
+        write_run(f"a-{number}", [True, False] * number)
+        write_experiment({"a": "success"}, reference=None)
+        log.write_text(f"run folder: saved/a-{number}\n")
+    shown = {}
+    for name in ("stub.log", "stub.log.1", "stub.log.2", "stub.json.2"):
+        assert main(["report", f"logs/{name}"]) == 0
+        path = Path(re.search(r"report: (\S+\.md)", capsys.readouterr().out)[1])
+        shown[name] = (path.name, re.search(r"\| success \| 10 \| ([\d.]+ %)", path.read_text())[1])
+    assert shown == {
+        "stub.log": ("stub.md", "50.0 %"),
+        "stub.log.1": ("stub.1.md", "50.0 %"),
+        "stub.log.2": ("stub.2.md", "100.0 %"),
+        "stub.json.2": ("stub.2.md", "100.0 %"),
+    }
+    assert [read_record(Path(f"logs/stub.json{end}")).summary.name for end in ("", ".1", ".2")] == [
+        "stub.log", "stub.log.1", "stub.log.2"
+    ]  # fmt: skip
+    assert main(["report", "logs/stub.log.3"]) == 2

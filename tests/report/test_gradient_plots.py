@@ -403,7 +403,7 @@ def test_the_command_lists_steps(tmp_path, capsys, monkeypatch):
     [
         (["run", "--step", "1", "3"], "--step 3: no gradient analysis at that step. There are: run: 1"),
         (["plain"], "plain holds no gradient analysis: train with trainer.gradient_analysis_mode=True"),
-        (["nothing"], "nothing: not a run directory"),
+        (["nothing"], "run nothing: no such run"),
         ([], "name a run directory"),
     ],
 )

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_runs import make_episode, make_turn
+from made_up_runs import make_episode, make_groups, make_turn, validation_metrics
 
 from ragen.algo.filter import KEPT, OUTSIDE, GroupVerdict, faint_share
+from ragen.cli import main
 from ragen.cli.runs import columns_of
 from ragen.config.schema import Config
 from ragen.report.run_report import write_report
@@ -17,6 +18,7 @@ from ragen.report.runs import read_run
 from ragen.report.verdict import verdict
 from ragen.rollout.summary import repeated_share, summarize
 from ragen.run.run_logger import RunLogger
+from ragen.statistics import wilson
 from ragen.train.targets import keep_groups
 from ragen.types import Group
 
@@ -32,6 +34,8 @@ class FakeConsole:
 
     def note(self, text):
         self.notes.append(text)
+
+    def close(self, report): ...
 
 
 def record(folder, *parts, first=1):
@@ -81,11 +85,51 @@ def test_a_run_that_goes_on_remembers(folder, tmp_path):
 
 
 def test_the_report_of_a_healthy_run_says_so_first(folder):
-    record(folder, (12, {}))
-    text = write_report(folder).read_text(encoding="utf-8")
-    assert "Healthy: none of 20 checks warned in 12 steps" in text
+    record(folder, (6, {}), (6, {"train/CoordSokoban/success": 0.6}))
+    text = write_report(folder).read_text(encoding="utf-8").replace("\xa0", " ")
+    assert "Healthy: training success rose (40.0 % at step 5, 60.0 % at step 12, best 60.0 % at step 11)" in text
+    assert "none of 21 checks warned in 12 steps" in text
     assert "<h2>Warnings</h2>" not in text and " warned" not in text.partition("<body>")[2].partition("<p")[0]
     assert text.index("Healthy") < text.index("No validation was made")
+
+
+def test_a_run_without_a_valid_reply_in_report_list_and_closing_line(folder):
+    never = {"train/CoordSokoban/action_is_valid": 0.0, "train/CoordSokoban/success": 0.0}
+    record(folder, (6, never))
+    first = "No valid reply since step 1: no reply was ever valid in 6 steps, so no action counted"
+    page = write_report(folder).read_text(encoding="utf-8").partition("<body>")[2]
+    assert first in page.partition("</p>")[0], "the first sentence"
+    assert columns_of(read_run("a", folder))["health"] == "no valid reply"
+    console = FakeConsole()
+    RunLogger(Config(), folder, console, []).ended("finished", 6)
+    assert f"verdict: {first}" in console.notes
+
+
+@pytest.mark.slow
+def test_a_model_that_knows_no_format_is_not_called_healthy(tmp_path, capfd):
+    """As a user sees it: the untrained model on Sokoban, from the command line."""
+    small = ["trainer.total_training_steps=2", "es_manager.train.env_groups=2", "es_manager.train.group_size=4"]
+    small += ["ppo_mini_batch_size=8", "es_manager.val.env_groups=4", "actor_rollout_ref.rollout.response_length=16"]
+    small += ["model.base_model=pocket-blank", f"trainer.default_local_dir={tmp_path / 'run'}"]
+    assert main(["train", "sokoban", *small]) == 0
+    first = "No valid reply since step 1: no reply was ever valid in 2 steps"
+    assert f"verdict: {first}" in capfd.readouterr().out
+    assert first in (tmp_path / "run/report.html").read_text(encoding="utf-8")
+    assert main(["runs", str(tmp_path)]) == 0
+    out = capfd.readouterr().out
+    assert "no valid reply" in out and "healthy" not in out
+
+
+def test_the_list_sees_a_gain_level_by_level(folder):
+    """24 of 50 levels after 17, none lost: too little for two intervals, enough for pairs."""
+    for step, won in ((0, 17), (12, 24)):
+        low, high = wilson(won, 50)
+        folder.append_metrics(step, CALM | validation_metrics(won / 50, low, high))
+        folder.write_episodes(step, "val", make_groups((100 + level, level < won) for level in range(50)))
+    assert read_run("a", folder).health == "healthy"
+    for path in folder.episodes_path.iterdir():
+        path.write_bytes(b"broken")
+    assert read_run("a", folder).health == "no_gain"
 
 
 def test_the_report_of_a_sick_run_has_verdict_evidence_and_advice(folder):

@@ -443,7 +443,7 @@ def test_settings_that_only_follow_another_key_are_not_listed():
 def test_a_resolved_default_config_differs_in_nothing():
     from ragen.config.compose import resolve
 
-    config = resolve([], environ={}).config
+    config = resolve([], "base", environ={}).config
     assert {key for key, _, _ in not_default(leaves(config))} <= {"actor_rollout_ref.actor.use_ref"}
 
 

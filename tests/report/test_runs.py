@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from ragen.cli.runs import age, compare_runs, list_lines, list_runs
 from ragen.config.schema import Config
 from ragen.errors import ConfigError
-from ragen.report.runs import Value, difference, different_settings, find_runs, read_run, status_of, values_of
+from ragen.report.runs import Value, difference, different_settings, read_run, status_of, values_of
+from ragen.store.find_run import find_runs
 from ragen.store.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +122,10 @@ def test_status(place):
     ("damage", "problem"),
     [
         (lambda folder: folder.config_path.write_text("a: [b"), "config.yaml cannot be read"),
-        (lambda folder: folder.config_path.write_text("- 1"), "config.yaml does not hold a config tree"),
+        (
+            lambda folder: folder.config_path.write_text("- 1"),
+            "config.yaml cannot be read (it does not hold a tree of keys)",
+        ),
         (lambda folder: folder.config_path.write_bytes(b"\xff\xfe\x00"), "config.yaml cannot be read"),
         (lambda folder: folder.config_path.unlink(), "config.yaml is missing or empty"),
         (
@@ -390,7 +394,7 @@ def test_runs_that_cannot_be_told_or_found(place):
     make_run(place / "x/same", [0.1])
     make_run(place / "y/same", [0.1])
     for words, message in (
-        (["same", "x/same"], "run same: several runs match: x/same, y/same"),
+        (["same", "x/same"], "run same: several runs match; name one of checkpoints/x/same, checkpoints/y/same"),
         (["x/sam", "x/same"], "run x/sam: no such run or run directory; did you mean x/same?"),
         (["x/same"], "--compare x/same: name at least two runs"),
     ):

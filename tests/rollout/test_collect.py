@@ -1,16 +1,24 @@
 """Episodes with an engine that has no model: it answers what the test tells it to."""
 
+import functools
+
 import pytest
+from faulty_line import FaultyLine
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from ragen.agent.chat_template import ChatTemplate
 from ragen.config.compose import resolve
 from ragen.engine.base import Sampled, Sampling
+from ragen.env.base import Tag
+from ragen.env.failure import REASONS
 from ragen.env.solve import best_actions, shortest_plan
 from ragen.model.packing import pack, samples_of
 from ragen.rollout.collect import GroupRequest, World, collect
 from ragen.rollout.summary import score_of, summarize
+from ragen.types import Group
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHATML = (
@@ -161,3 +169,79 @@ def test_packing_points_at_the_tokens_before_the_sampled_ones(chat):
     assert packed.log_probs.tolist() == pytest.approx([flat[place][2] for place in places])
     first = samples[0].num_sampled
     assert packed.sequence.tolist() == [0] * first + [1] * samples[1].num_sampled
+
+
+# --- environments that fail -----------------------------------------------------------------------------------------
+
+
+class RoundRobin(Puppet):
+    """All conversations at once, turn by turn, as the native engine has them."""
+
+    def run(self, conversations, sampling, on_finished=lambda count: None):
+        waiting = list(conversations)
+        while waiting:
+            prompts = [(conversation, conversation.prompt()) for conversation in waiting]
+            waiting = [conversation for conversation, prompt in prompts if prompt is not None]
+            for conversation, prompt in prompts:
+                if prompt is not None:
+                    word = ("Up", "Down", "Left", "Right")[prompt.draw_key % 4]
+                    ids = self.chat.tokenizer.encode(f"x</think><answer>{word}</answer>", add_special_tokens=False)
+                    conversation.take(Sampled(tuple(ids), (-0.5,) * len(ids), "answer"))
+            on_finished(len(prompts) - len(waiting))
+
+
+@functools.cache
+def line_config():
+    return resolve(["agent_proxy.max_turn=3", "agent_proxy.max_actions_per_turn=1"], environ={}).config
+
+
+def play_line(chat, **settings):
+    config = line_config()
+    config.custom_envs["Line"] = Tag(env_type="faulty_line:FaultyLine", env_config=settings, max_actions_per_traj=4)
+    finished, engine = [], RoundRobin(chat, None)
+    made = {"Line": World.make(config, "Line", chat)}
+    played = collect(engine, made, requests("Line", num=4, size=3), SAMPLING, ("train", 0, 1), finished.append)
+    assert sum(finished) == 12, "every conversation is reported as ended"
+    return played
+
+
+@given(
+    st.sampled_from(["raise", "exit", "panic", "recursion", "not a number", "infinite", "nothing", "tuple", "number"]),
+    st.sampled_from(["reset", "step", "render", "names", "parse"]),
+    st.sets(st.integers(500, 503)),
+    st.integers(0, 2),
+)
+@settings(max_examples=12, deadline=None)
+def test_groups_of_other_levels_are_those_of_a_run_without_faults(chat, fault, call, seeds, step_number):
+    if fault in ("not a number", "infinite", "nothing", "tuple", "number"):
+        call = "step"
+    if call == "reset":
+        step_number = 0
+    whole = play_line(chat)
+    assert all(isinstance(group, Group) for group in whole)
+    where = {"seeds": sorted(seeds) or [-1], "splits": ["val"], "step_number": step_number}
+    found = play_line(chat, fault=fault, call=call, **where)
+    for before, after in zip(whole, found, strict=True):
+        if isinstance(after, Group):
+            assert after == before
+            assert after.seed not in seeds or step_number > 0, "every level takes a step"
+        else:
+            assert after.request.seed == before.seed and before.seed in seeds
+            assert after.failure.reason in REASONS and f"Line, val level {before.seed}" in str(after.failure)
+            said = [turn.reply_text for turn in after.replies[after.member]]
+            played = [turn.reply_text for turn in before.episodes[after.member].turns]
+            assert said == played[: len(said)] and set(after.replies) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("call", "turn"), [("reset", 0), ("render", 1), ("names", 1), ("parse", 1), ("step", 1)])
+def test_the_first_member_that_fails_ends_its_group(chat, call, turn):
+    failed = play_line(chat, fault="raise", call=call, seeds=[501], splits=["val"])[1]
+    assert (failed.member, failed.turn, failed.failure.reason) == (0, turn, "raised")
+    assert [len(replies) for replies in failed.replies.values()] == [int(call in ("names", "parse", "step"))] * 3
+
+
+def test_the_text_after_the_last_action_is_kept(chat):
+    episodes = [episode for group in play_line(chat) for episode in group.episodes]
+    assert {episode.final_text for episode in episodes} <= {f"You stand at {number} of 3." for number in range(6)}
+    env = FaultyLine()
+    assert all(episode.final_text == env.render(episode.final.state) for episode in episodes)

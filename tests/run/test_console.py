@@ -5,12 +5,13 @@ import math
 
 import numpy as np
 import pytest
-from made_up_runs import validation_metrics
+from made_up_runs import make_episode, make_turn, validation_metrics
 from rich.cells import cell_len
 from rich.console import Console
 
 from ragen.format import compact, duration, percent, short
-from ragen.run.console import LiveConsole, PlainConsole, make_console, sparkline, step_line
+from ragen.run.console import LiveConsole, PlainConsole, make_console, short_step_line, sparkline, step_line
+from ragen.store.episodes import episode_record
 
 SUMMARY = validation_metrics(0.451, 0.408, 0.494, random=0.195, optimal=1.0, greedy_success=0.52)
 METRICS = {
@@ -45,7 +46,7 @@ def run_through(console):
                 pass
             console.step(step, METRICS | {"actor/grad_norm": math.nan})
         console.note("[not markup] a note")
-        console.close(report="runs/x/report.html")
+        console.close(["report: runs/x/report.html"])
 
 
 # --- plain --------------------------------------------------------------------------------------------------------
@@ -53,6 +54,32 @@ def run_through(console):
 
 def test_plain_output_to_the_letter(capsys):
     run_through(PlainConsole("runs/x"))
+    out, err = capsys.readouterr()
+    training = (
+        "train/CoordSokoban/success:0.414 - train/reward:3.212 - actor/entropy:0.4124 - actor/grad_norm:nan - "
+        "rollout/filter_kept_ratio:0.75"
+    )
+    assert out.splitlines() == [
+        "run folder: runs/x",
+        "step:0 - val-env/CoordSokoban/success:0.451",
+        *(f"step:{step} - {training}" for step in (1, 2, 3)),
+        "[not markup] a note",
+        "report: runs/x/report.html",
+    ]
+    assert err == ""
+
+
+def test_a_piped_line_has_200_characters_and_the_metrics_of_many_environments():
+    metrics = {f"val-env/Environment{index}/success": index / 7 for index in range(9)} | METRICS
+    line = short_step_line(12345, metrics)
+    assert len(line) <= 200 and line.startswith("step:12345 - val-env/Environment0/success:0 - ")
+    long = short_step_line(3, {f"val-env/{'x' * 300}/success": 0.5, "train/reward": 1.0})
+    assert long == "step:3 - train/reward:1", "what does not fit is left to the file"
+    assert short_step_line(3, {"other/metric": 2.0}) == "step:3 - other/metric:2", "nothing that people follow"
+
+
+def test_all_metrics_in_plain_output_when_asked(capsys):
+    run_through(make_console(3, [], "runs/x", all_metrics=True))
     out, err = capsys.readouterr()
     validation = (
         "step:0 - val-env/CoordSokoban/success:0.451 - val-env/CoordSokoban/success_low:0.408 - "
@@ -154,26 +181,34 @@ def test_panel_shows_everything(width):
     text = "\n".join(lines)
     for part in (
         "step 30/120", "3:00 left", "rollout", "96/128", "41.4 % train", "45.1 % [40.8, 49.4]", "19.5 %", "100.0 %",
-        "3.212", "2.1", "0.4124", "kept 6/8 · 2 zero score", "12.3k",
+        "3.212", "2.1", "0.4124", "kept 6 of 8 groups; 2", "12.3k",
     ):  # fmt: skip
         assert part in text, part
     assert ("step 30 " in text and "random 19.5 %" in text) == (width > 40), "narrow: the short forms"
     assert "…" not in text
+    assert "kept 6 of 8 groups; 2 dropped: all their episodes had the same reward" in read_across(lines)
     gauge = next(line for line in lines if "●" in line)
     marks = [gauge.index(symbol) for symbol in "r○●o"]
     assert marks == sorted(marks), "random, start, now, optimal"
     widths = {cell_len(line) for line in lines if line}
-    assert widths == {min(width, 100)}
+    assert widths == {width}
 
 
-def test_a_panel_of_one_height_at_any_width():
-    heights = set()
-    for width in (30, 40, 44, 50):
-        console = LiveConsole(120, "runs/x", "a title that is longer than the panel is wide", 0, terminal(width))
-        console.validation(30, SUMMARY)
-        console.step(30, METRICS)
-        heights.add(len(drawn(console, width)))
-    assert heights == {12}
+def read_across(lines):
+    """The words of a panel, whatever line they are in."""
+    return " ".join(" ".join(line.strip("│ ") for line in lines).split())
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_a_panel_keeps_its_height(width):
+    console = LiveConsole(120, "runs/x", "a title that is longer than the panel is wide", 0, terminal(width))
+    heights = []
+    console.validation(30, SUMMARY)
+    many = {"rollout/filter_reason/zero_score": 2, "rollout/filter_reason/outside_top_p_mass": 9}
+    for metrics in (METRICS, METRICS | {"rollout/filter_reason/zero_score": 0}, METRICS | many):
+        console.step(30, metrics)
+        heights.append(len(drawn(console, width)))
+    assert len(set(heights)) == 1
 
 
 def test_an_empty_filter_stands_out():
@@ -184,9 +219,111 @@ def test_an_empty_filter_stands_out():
         "rollout/filter_reason/zero_score": 8.0,
     }
     console.step(1, empty | {"rollout/consecutive_empty_after_filter_steps": 1})
-    assert "filter     kept 0 · 8 zero score" in "\n".join(drawn(console, 80))
+    assert "kept none of 8 groups; 8 dropped: all their episodes had the same reward" in read_across(drawn(console, 80))
     console.step(3, {"rollout/consecutive_empty_after_filter_steps": 3, "rollout/filter_reason/too_little_mass": 9})
-    assert "kept 0, empty for 3 steps · 9 too little mass · 8 zero score" in "\n".join(drawn(console, 80))
+    words = (
+        "kept none of 17 groups, for 3 steps; 9 dropped: all scores of the step are near 0; 8: all their episodes had"
+    )
+    assert words in read_across(drawn(console, 80))
+
+
+# --- the agent playing --------------------------------------------------------------------------------------------
+
+
+SYMBOLS = {"#": "wall", "P": "player", "X": "box", "O": "target", "_": "empty"}
+
+
+def played(console, width, seconds=0.0, **changes):
+    """The panel, some seconds after an episode was shown. Its two turns have a thought and an answer."""
+    record = episode_record(make_episode(123, won=True), step=12) | {"final_text": "####\n#_P#\n##X#\n####"}
+    start = console._clock()
+    console._clock = lambda: start
+    console.episode(record | changes, SYMBOLS)
+    console._clock = lambda: start + seconds
+    return drawn(console, width)
+
+
+@pytest.mark.parametrize("width", [44, 60, 80, 100, 160, 240])
+def test_the_panel_shows_the_latest_episode_turn_by_turn(width):
+    console = LiveConsole(120, "runs/x", "sokoban", 0, terminal(width))
+    console.validation(0, SUMMARY)
+    console.step(12, METRICS)
+    first, second, end = ("\n".join(played(console, width, seconds)) for seconds in (0.0, 1.6, 3.1))
+    for row in ("####", "#PX#", "##O#"):
+        assert row in first
+    assert "turn 1 of 2" in first and "→ Up" in first and "turn 2 of 2" in second
+    assert "solved" in end and "reward +9.70" in end and "##X#" in end
+    assert "turn 1 of 2" in "\n".join(played(console, width, 4 * 1.5 + 0.1)), "and again"
+    for text in (first, second, end):
+        assert "kept 6 of 8 groups" in text and "45.1 %" in text
+        assert {cell_len(line) for line in text.splitlines()} == {width}
+        assert len(text.splitlines()) == len(first.splitlines())
+
+
+def test_the_episode_is_beside_the_numbers_where_there_is_room():
+    heights = {}
+    for width in (80, 120):
+        console = LiveConsole(120, "runs/x", "sokoban", 0, terminal(width))
+        console.step(12, METRICS)
+        heights[width] = len(played(console, width))
+    assert heights[120] < heights[80]
+
+
+def test_a_low_terminal_shows_the_numbers_first():
+    screen = Console(file=io.StringIO(), width=80, height=12, force_terminal=True)
+    console = LiveConsole(120, "runs/x", "sokoban", 0, screen)
+    console.validation(0, SUMMARY)
+    console.step(12, METRICS)
+    text = "\n".join(played(console, 80))
+    assert "turn 1 of 2" not in text and "45.1 %" in text
+
+
+def test_a_text_that_is_no_board_and_a_long_reply_stay_in_their_place():
+    console = LiveConsole(120, "runs/x", "", 0, terminal(60))
+    console.step(12, METRICS)
+    turn = episode_record(make_episode(1, won=False), step=12)["turns"][0]
+    turn |= {"state_text": "You are in a maze. " * 40, "reply_text": f"<think>{'hm ' * 400}</think><answer>Up</answer>"}
+    lines = played(console, 60, turns=[turn])
+    assert len(lines) <= 40 and {cell_len(line) for line in lines} == {60}
+    assert "You are in a maze." in "\n".join(lines) and "→ Up" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("hostile", ["\x1b[2J", "\x9b31m", "\u202e", "\r", "\x07", "[red]", "\x1b]0;x\x07"])
+def test_text_of_environment_and_model_cannot_command_the_terminal(hostile):
+    screen = terminal(80, _environ={"NO_COLOR": "1", "TERM": "xterm"})
+    console = LiveConsole(120, "runs/x", "", 0, screen)
+    console.step(12, METRICS)
+    turn = episode_record(make_episode(1, won=False), step=12)["turns"][0]
+    turn |= {"state_text": f"#PX#{hostile}\n####", "reply_text": f"<answer>{hostile}Up</answer>"}
+    changes = {"turns": [turn], "tag": f"Game{hostile}", "final_text": hostile, "ended_by": hostile}
+    for seconds in (0.0, 1.6):
+        text = "\n".join(played(console, 80, seconds, **changes))
+        if hostile == "[red]":
+            assert "[red]" in text, "no markup"
+        else:
+            assert not set(hostile) & set(text) - set("[]2J31m0;x")
+            assert all(letter.isprintable() for line in text.splitlines() for letter in line)
+
+
+def test_the_last_frame_shows_how_the_episode_ended():
+    console = LiveConsole(120, "runs/x", "", 0, terminal(80))
+    with console:
+        console.step(12, METRICS)
+        assert "turn 1 of 2" in "\n".join(played(console, 80))
+    assert "solved" in "\n".join(drawn(console, 80))
+
+
+def test_an_invalid_reply_says_so():
+    console = LiveConsole(120, "runs/x", "", 0, terminal(80))
+    console.step(12, METRICS)
+    turn = episode_record(make_episode(1, False, make_turn("I do not know", valid=0)), step=12)["turns"][0]
+    text = "\n".join(played(console, 80, turns=[turn]))
+    assert "I do not know" in text and "no valid action" in text
+
+
+def test_plain_output_shows_no_episode(capsys):
+    PlainConsole("x").episode(episode_record(make_episode(1, won=False), step=12), SYMBOLS)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_an_early_stop_is_one_line_in_both(capsys):
@@ -216,7 +353,7 @@ def test_panel_survives_odd_values():
     console.step(0, {"train/T/success": math.nan, "rollout/filter_kept_count": 0, "rollout/filter_kept_ratio": 0.0})
     console.step(1, {"perf/tokens_per_s": math.inf, "train/reward": math.nan})
     text = "\n".join(drawn(console, 50))
-    assert "kept 0" in text
+    assert "kept no group" in text
     assert "more environments" in text
 
 

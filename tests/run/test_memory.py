@@ -11,6 +11,7 @@ from tiny import TINY
 from ragen.cli import main
 from ragen.cli import train as train_verb
 from ragen.config.compose import resolve
+from ragen.config.model_name import QWEN
 from ragen.config.tree import value_at
 from ragen.errors import RunFailed
 from ragen.run import memory
@@ -19,6 +20,7 @@ from ragen.train import learner, rollouts
 WORDS = [*TINY, "trainer.total_training_steps=3"]
 KEYS = (memory.UPDATE, memory.SCORE, memory.LENGTH)
 CPU = torch.device("cpu")
+LARGE = f"model_path={QWEN}"
 
 
 def raises_at(monkeypatch, step, name="update_actor", module=learner):
@@ -95,14 +97,14 @@ V1 = ["sokoban", f"model.base_model={QWEN}"]
             [f"{memory.UPDATE}=1", f"{memory.SCORE}=1"],  # the length follows from what was typed
         ),
         (
-            ["micro_batch_size_per_gpu=8", "actor_rollout_ref.rollout.response_length=2000"],
+            [LARGE, "micro_batch_size_per_gpu=8", "actor_rollout_ref.rollout.response_length=2000"],
             [
                 f"{memory.UPDATE}=4", f"{memory.CRITIC}=4", f"{memory.SCORE}=4", f"{memory.REPLY}=1000",
                 f"{memory.LENGTH}=1800",
             ],
         ),
         (
-            [f"{memory.UPDATE}=8", f"{memory.LENGTH}=500"],
+            [LARGE, f"{memory.UPDATE}=8", f"{memory.LENGTH}=500"],
             [f"{memory.UPDATE}=4", f"{memory.REPLY}=200", f"{memory.LENGTH}=250"],
         ),
     ],
@@ -119,7 +121,7 @@ def test_the_command_is_one_that_can_be_given(words, added):
 
 
 def test_what_is_one_already_is_not_halved():
-    config = resolve(["micro_batch_size_per_gpu=1", "algorithm.adv_estimator=grpo"], environ={}).config
+    config = resolve([LARGE, "micro_batch_size_per_gpu=1", "algorithm.adv_estimator=grpo"], environ={}).config
     assert memory.smaller(config) == [f"{memory.LENGTH}=1800"]
     with (
         pytest.raises(memory.OutOfMemory, match="Sequences are computed one by one already"),
@@ -129,7 +131,7 @@ def test_what_is_one_already_is_not_halved():
 
 
 def test_a_reply_never_leaves_a_prompt_without_room():
-    words = ["actor_rollout_ref.rollout.max_model_len=1000", "actor_rollout_ref.rollout.response_length=600"]
+    words = [LARGE, "actor_rollout_ref.rollout.max_model_len=1000", "actor_rollout_ref.rollout.response_length=600"]
     config = resolve([*words, "algorithm.adv_estimator=grpo"], environ={}).config
     assert memory.smaller(config) == [f"{memory.REPLY}=300", f"{memory.LENGTH}=500"]
 

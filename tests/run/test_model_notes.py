@@ -27,7 +27,7 @@ TAGS = [f"es_manager.{split}.env_configs.tags=[SimpleSokoban]" for split in ("tr
 
 @pytest.fixture(autouse=True)
 def a_model_is_available(monkeypatch):
-    monkeypatch.setattr(model_name, "choose", lambda environ: (model_name.QWEN, "for this test"))
+    monkeypatch.setattr(model_name, "choose", lambda *given: (model_name.QWEN, "for this test"))
 
 
 def trained(folder, *overrides, keep=False):

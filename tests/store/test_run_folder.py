@@ -22,6 +22,7 @@ from made_up_runs import make_episode, make_groups, make_turn
 
 from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, to_dict
+from ragen.store import full_disk
 from ragen.store.episodes import read_episodes
 from ragen.store.fsync import write_whole
 from ragen.store.run_folder import FolderInUse, RunFolder
@@ -152,14 +153,14 @@ def test_rewind_forgets_a_later_line_of_an_earlier_step(folder, step):
 
 def test_episodes_are_read_back(folder):
     groups = make_groups([(123, True), (124, False)])
-    path = folder.write_episodes(7, "val", groups, render=lambda tag, state: f"{tag} {state}")
+    path = folder.write_episodes(7, "val", groups)
     assert path == folder.path / "episodes" / "val-000007.jsonl.gz"
     first, second = read_episodes(path)
     assert (first["seed"], first["success"], first["ended_by"]) == (123, True, "won")
     assert (second["seed"], second["success"], second["ended_by"]) == (124, False, "max_turn")
     assert (second["group"], second["member"], second["split"], second["step"]) == (1, 0, "val", 7)
     assert (first["reward"], first["penalty"]) == (9.8, -0.1)
-    assert first["final_text"] == "CoordSokoban end"
+    assert first["final_text"] == "the end"
     assert first["turns"][0]["reply_text"] == "<think>go</think><answer>Up</answer>"
     assert first["turns"][0]["actions"] == [1]
     assert first["sequences"] == [
@@ -345,6 +346,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_whole(path, b"old")
     monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(full_disk, "PATIENCE", 0.0)
     with pytest.raises(OSError, match="No space left"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"

@@ -28,7 +28,7 @@ def make_turn(reply="<think>go</think><answer>Up</answer>", first=True, valid=1,
 def make_episode(seed, won, *turns, group=0, member=0, split="val", tag="CoordSokoban"):
     turns = turns or (make_turn(), make_turn(first=False))
     final = EpisodeState("end", len(turns), 2, 9.8 if won else -0.2, -0.1, ended_by="won" if won else "max_turn")
-    return Episode(tag, seed, split, group, member, "You play.", tuple(turns), final)
+    return Episode(tag, seed, split, group, member, "You play.", tuple(turns), final, "the end")
 
 
 def make_groups(outcomes, **options):

@@ -195,6 +195,12 @@ def commands(folder: Path) -> list[list[str]]:
             "two_armed_bandit", *SMALL, f"{FILTER}metric=length", f"{FILTER}selection_eps=100000",
             f"{FILTER}empty_stop_steps=1", f"trainer.default_local_dir={folder}/empty",
         ],
+        [
+            "two_armed_bandit", *SMALL, "custom_envs.Line.env_type=faulty_line:FaultyLine", "trainer.test_freq=1",
+            "custom_envs.Line.env_config={fault: raise, call: render, seeds: [123, 10000], splits: [train, val]}",
+            "es_manager.train.env_configs.tags=[Line]", "es_manager.val.env_configs.tags=[Line]",
+            f"trainer.default_local_dir={folder}/failing",
+        ],
     ]  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def test_an_empty_step_still_validates(tmp_path):
 
 
 def test_levels_advance_with_the_step_and_come_round():
-    config = resolve(["data.train_data_num=20"], environ={}).config
+    config = resolve(["data.train_data_num=20"], "base", environ={}).config
     assert [request.seed for request in levels(config, 1)] == list(range(10000, 10008))
     assert [request.seed for request in levels(config, 3)] == [*range(10016, 10020), *range(10000, 10004)]
     assert {request.size for request in levels(config, 1)} == {16}

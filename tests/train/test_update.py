@@ -8,6 +8,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ragen.config.compose import resolve
+from ragen.config.model_name import QWEN
 from ragen.config.schema import Optimizer
 from ragen.model.decoder import Decoder, Shape, from_huggingface, to_huggingface
 from ragen.model.packing import Sample, pack
@@ -58,7 +59,7 @@ def samples(num: int) -> list[Sample]:
 
 def config(**changes):
     words = [f"{key}={value}" for key, value in changes.items()]
-    return resolve([*words, "es_manager.train.env_groups=64"], environ={}).config
+    return resolve([*words, f"model_path={QWEN}", "es_manager.train.env_groups=64"], environ={}).config
 
 
 def naive_loss(model, batch, advantages, temperature, low, high, dual, entropy_coeff):

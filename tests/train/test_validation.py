@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ragen.config.compose import resolve
 from ragen.distributed.workers import ALONE
 from ragen.evaluate.run import MAX_ROWS, max_rows
+from ragen.run.run_logger import NullLogger
 from ragen.statistics import wilson
 from ragen.train import validation
 from ragen.train.validation import Validator, _interval
@@ -57,8 +58,7 @@ def test_val_batch_size_counts_levels_in_validation_and_in_evaluation(num_levels
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validation, "collect", collect)
         asked = SimpleNamespace(config=config, requests=validation.requests(config), workers=ALONE, worlds={})
-        asked.num_repetitions = lambda sampling: 1
-        Validator._play(asked, None, None, None)
+        Validator._play_once(asked, None, None, NullLogger(), 0, asked.requests, 0)
     left, expected = num_levels, []
     while left > 0:
         expected.append(min(left, at_once or left) * num_samples)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from ragen.agent.rules import AgentRules
 from ragen.env.base import Action, Environment, Tag
+from ragen.env.failure import checked_reward
 from ragen.prng import uniform
 from ragen.types import EpisodeState, TurnResult
 
@@ -32,7 +33,7 @@ def take_turn(
     """Execute the actions that a reply names.
 
     `well_formed` is False for a reply that broke the format or was cut off: it costs the format penalty, whatever its
-    actions.
+    actions. Raises `env.failure.WrongValue` where a step returns something else than a transition with a finite reward.
     """
     assert not episode.finished, f"the episode ended by {episode.ended_by}"
     assert len(action_texts) <= rules.max_actions_per_turn, "parse_reply keeps at most max_actions_per_turn"
@@ -45,10 +46,10 @@ def take_turn(
     executed: list[Action] = []
     for action in valid[: actions_left(episode, tag)]:
         transition = env.step(state, action, noise_of_step(episode.num_actions + len(executed)))
+        reward += checked_reward(transition)
         state = transition.state
         executed.append(action)
-        reward += transition.reward
-        num_effective += transition.effective
+        num_effective += bool(transition.effective)
         if transition.done:
             ending = "won" if transition.success else "lost"
             break

@@ -13,10 +13,13 @@ fine-tuning data all use these texts, so sampling and training see the same prom
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from ragen.agent.rules import AgentRules
 from ragen.env.base import Environment, State, Tag
+from ragen.env.failure import LIMIT_OF_A_LEVEL, EnvironmentFailed, call, level
 from ragen.types import TurnResult
 
 # Enough levels to tell whether the actions depend on the level: a game that orders two of them by a coin flip looks
@@ -167,9 +170,16 @@ STYLES: dict[str, type[PromptStyle]] = {"full": FullPrompt, "terse": TersePrompt
 
 def _actions_of_every_level(env: Environment) -> tuple[str, ...]:
     """The action names, if all levels have the same ones in the same order; else empty."""
-    levels = (env.reset(seed, "train") for seed in range(NUM_LEVELS_COMPARED))
-    names = {tuple(env.action_names(level).values()) for level in levels}
+    names = set()
+    for seed in range(NUM_LEVELS_COMPARED):
+        where = level(type(env).__name__, seed, "train")
+        with suppress(EnvironmentFailed):  # playing that level reports it
+            names.add(call(partial(_actions_of_level, env, seed), where, LIMIT_OF_A_LEVEL))
     return names.pop() if len(names) == 1 else ()
+
+
+def _actions_of_level(env: Environment, seed: int) -> tuple[str, ...]:
+    return tuple(env.action_names(env.reset(seed, "train")).values())
 
 
 def _number(reward: float) -> str:

@@ -16,7 +16,6 @@ unpickles. A run logs the metrics of a step before it saves: a resumed run has t
 """
 
 import errno
-import math
 import os
 import shutil
 import warnings
@@ -33,6 +32,7 @@ from ragen.config.schema import Config
 from ragen.format import size_text
 from ragen.store import manifest as disk
 from ragen.store.fsync import sync
+from ragen.store.full_disk import ADVICE, WriteFailed, free_bytes, no_space, patiently
 from ragen.store.manifest import REPLACED, FileSum, Manifest
 
 CONTENTS = ("model", "optimizer", "extra")
@@ -96,11 +96,14 @@ class CheckpointStore:
             if there is not None and there.tracked and not tracked:
                 disk.write_manifest(target, replace(there, keep=True))
             else:
-                self._write(written, target)
+                patiently(lambda: self._write(written, target), target, written.num_bytes)
             if tracked:
                 disk.write_tracker(self.folder, step)
         except (OSError, SafetensorError) as error:
-            raise self._failure(written, error) from error
+            is_in_place = there is None and disk.is_whole(target)
+            if is_in_place and tracked:
+                disk.remove_tracker(self.folder)
+            raise self._failure(written, error, is_in_place) from error
         if tracked:
             self._delete_old(step)
         return target
@@ -117,8 +120,8 @@ class CheckpointStore:
             named = replaced.with_name(replaced.name.removesuffix(REPLACED))
             if not named.exists():  # a killed run left it without its name
                 os.rename(replaced, named)
-        if _free(self.folder) < written.num_bytes:  # not after writing for minutes
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if free_bytes(self.folder) < written.num_bytes:  # not after writing for minutes
+            raise no_space()
         temporary = self.folder / f".{target.name}.part"
         try:
             temporary.mkdir()
@@ -127,18 +130,22 @@ class CheckpointStore:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def _failure(self, written: "_Written", error: Exception) -> SaveFailed:
+    def _failure(self, written: "_Written", error: Exception, is_in_place: bool) -> SaveFailed:
+        if isinstance(error, WriteFailed) and isinstance(error.__cause__, OSError):
+            error = error.__cause__  # its message has its own advice
         number = getattr(error, "errno", None) or errno.EIO
-        earlier = disk.latest(self.folder)
-        kept = "there is no earlier checkpoint" if earlier is None else f"{earlier} is whole"
-        if earlier is not None and disk.is_resumable(earlier):
+        latest = disk.latest(self.folder)
+        kept = "there is no earlier checkpoint" if latest is None else f"{latest} is whole"
+        if latest is not None and disk.is_resumable(latest):
             kept += ": run the same command to resume from it"
-        advice = _ADVICE.get(number, "fix that")
+        needed, what = written.num_bytes, "was not written"
+        if is_in_place:
+            needed, what = len(f"{written.step}\n"), f"was written, but {disk.TRACKER} was not"
         return SaveFailed(
             number,
-            f"the checkpoint of step {written.step} was not written ({getattr(error, 'strerror', None) or error}): it "
-            f"needs {size_text(written.num_bytes)}, and {size_text(_free(self.folder))} are free. Fix: {advice}; "
-            f"{kept}",
+            f"the checkpoint of step {written.step} {what} ({getattr(error, 'strerror', None) or error}): it needs "
+            f"{size_text(needed)}, and {size_text(free_bytes(self.folder))} are free. Fix: "
+            f"{ADVICE.get(number, 'fix that')}; {kept}",
             str(self.folder),
         )
 
@@ -223,19 +230,3 @@ def _delete_parts(path: Path, names: Sequence[str]) -> None:
     disk.write_manifest(path, replace(manifest, contents=left, files=files))
     for folder in gone:
         shutil.rmtree(path / folder, ignore_errors=True)
-
-
-# --- space and messages ---------------------------------------------------------------------------------------------
-
-_ADVICE = {
-    errno.ENOSPC: "free some disk space",
-    errno.EDQUOT: "free some of the quota",
-    errno.EROFS: "make the file system writable",
-} | dict.fromkeys((errno.EACCES, errno.EPERM), "make the directory writable")
-
-
-def _free(folder: Path) -> float:
-    """Bytes; infinite where the system does not say."""
-    there = next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), Path("/"))
-    usage = shutil.disk_usage(there)
-    return usage.free if usage.total else math.inf

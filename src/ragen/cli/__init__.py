@@ -4,8 +4,8 @@
     ragen play sokoban
 
 Each module has `parser()` and `run(arguments)`; `run` returns the exit status:
-0 done, 1 failed, 2 wrong usage, 3 stopped early by a rule or a budget, 130 interrupted,
-143 preempted (SIGTERM).
+0 done, 1 failed, 2 wrong usage, 3 stopped early by a rule or a budget, 4 the environment failed (too often),
+130 interrupted, 143 preempted (SIGTERM).
 """
 
 import argparse
@@ -16,11 +16,14 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
 from ragen import __version__
 from ragen.errors import RunFailed, did_you_mean
+from ragen.format import harmless
+from ragen.machine import check_platform
 
 VERBS = {
     "train": "train an agent, or show the plan of a run (--dry-run)",
@@ -53,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without √ still shows the board
     try:
+        check_platform()
         status = verb_module(verb).run(rest)
         if sys.stdout is not None:
             sys.stdout.flush()  # while a failure still has a handler
@@ -60,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return _failed(verb, error, 2)
     except RunFailed as error:
-        return _failed(verb, error, 1)
+        return _failed(verb, error, error.status)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -108,7 +112,8 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _failed(verb: str, error: object, status: int) -> int:
-    print(f"ragen {verb}: {error}", file=sys.stderr)
+    with suppress(OSError):  # stderr may be a file on a full disk
+        print(harmless(f"ragen {verb}: {error}"), file=sys.stderr)
     return status
 
 

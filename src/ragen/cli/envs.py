@@ -49,7 +49,11 @@ def _row(tag: str, num_levels: int) -> dict[str, str]:
     budget, seeds = derive.budget(config, tag), range(config.seed.val, config.seed.val + num_levels)
     reached = baselines(make(config.custom_envs[tag]), seeds, "val", budget)
     numbers = {"turns": str(budget.turns), "actions": str(budget.total)}
-    return {"tag": tag, **numbers, "random": f"{reached.random:.1%}", "optimal": f"{reached.optimal:.1%}"}
+    return {"tag": tag, **numbers, "random": _share(reached.random), "optimal": _share(reached.optimal)}
+
+
+def _share(success: float | str) -> str:
+    return "unknown" if isinstance(success, str) else f"{success:.1%}"
 
 
 def lines(rows: Sequence[dict[str, str]], width: int) -> list[Text]:

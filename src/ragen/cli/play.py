@@ -3,7 +3,8 @@
 keys:
   arrows or w a s d, or the number or name of an action
   u undo   h hint   p the prompt of a model   r restart   n next level   q quit
-  Without a terminal, one answer is read per line.
+  Without a terminal, one answer is read per line. Where any text is an action,
+  type it and press Enter; the commands are then :u :h :p :r :n :q.
 
 examples:
   ragen play sokoban
@@ -11,6 +12,7 @@ examples:
   ragen play sokoban --agent optimal
   ragen play bandit --agent random --prompt
   ragen play sokoban --agent pocket --temperature 0.5
+  ragen play sokoban --agent pocket-sokoban           # a run: its best weights
   PYTHONPATH=$PWD ragen play my_module:MyEnvironment
 """
 
@@ -29,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0, help="which level (default 0)")
     splits = "{train,val,test,sft}"
     made.add_argument("--split", metavar=splits, default="val", help="which set of levels (default val)")
-    agent = "who plays (default human); a model: pocket, a directory or a checkpoint, as for ragen eval"
+    agent = "who plays (default human); a model: pocket, a run, a checkpoint or a directory"
     made.add_argument("--agent", metavar="{human,random,optimal}|MODEL", default="human", help=agent)
     made.add_argument("--temperature", type=float, default=0.0, help="of a model's sampling (default 0: greedy)")
     made.add_argument("--prompt", action="store_true", help="show the prompt that a model would see")
@@ -39,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     from ragen.env.base import split_index
+    from ragen.env.failure import call
+    from ragen.env.solve import NoExactAnswer
     from ragen.play.game import PLAYERS, find_game
 
     split_index(options.split)  # rejects an unknown split
@@ -50,10 +54,12 @@ def run(arguments: Sequence[str]) -> int:
 
         return model.play(options.environment, *level, agent, options.prompt, options.temperature)
     game = find_game(options.environment)
+    where = f"{options.environment}, {options.split} levels from {options.seed}"  # a part of it may know better
+    ours = (ConfigError, NoExactAnswer, OSError, EOFError)
     if agent == "human":
         from ragen.play import person
 
-        return person.play(game, *level, options.prompt)
+        return call(lambda: person.play(game, *level, options.prompt), where, passes=ours)
     from ragen.play import solver
 
-    return solver.play(game, *level, agent, options.prompt)
+    return call(lambda: solver.play(game, *level, agent, options.prompt), where, passes=ours)

@@ -16,13 +16,14 @@ from typing import Any
 from rich.text import Text
 
 from ragen.cli import CommandParser
-from ragen.diagnose.checks import CHECKS
+from ragen.diagnose.health import title_of
 from ragen.errors import ConfigError, did_you_mean, shown
 from ragen.format import in_points, sparkline
 from ragen.invocation_dir import caller_folder, from_caller
 from ragen.report import runs as on_disk
 from ragen.report.runs import ListedRun, difference, different_settings, value_text, values_of
 from ragen.report.verdict import PREFIX, validation_tags
+from ragen.store.find_run import ROOTS, find_runs
 from ragen.terminal import Screen, shortened, table
 
 STYLES = {"running": "cyan", "finished": "green", "interrupted": "yellow", "stopped early": "red"}
@@ -54,7 +55,7 @@ def list_runs(folders: Sequence[str], sort: str = "age", metric: str | None = No
     """Print one line for each run; newest first, or sorted by a column, numbers from high to low."""
     if sort not in SORT_KEYS:
         raise ConfigError(f"--sort {shown(sort)}: must be one of {', '.join(SORT_KEYS)}{did_you_mean(sort, SORT_KEYS)}")
-    runs = sorted((on_disk.read_run(*found, metric) for found in on_disk.find_runs(folders)), key=SORT_KEYS[sort])
+    runs = sorted((on_disk.read_run(*found, metric) for found in find_runs(folders)), key=SORT_KEYS[sort])
     if metric and runs and not any(run.values for run in runs):
         known = dict.fromkeys(name for run in runs for name in run.metrics.names())
         raise ConfigError(f"--metric {shown(metric)}: no run has this metric{did_you_mean(metric, known)}")
@@ -63,7 +64,7 @@ def list_runs(folders: Sequence[str], sort: str = "age", metric: str | None = No
         return 0
     screen = Screen()
     if not runs:
-        screen.print(f"no runs below {', '.join(folders) or ' or '.join(on_disk.ROOTS)}", soft_wrap=True)
+        screen.print(f"no runs below {', '.join(folders) or ' or '.join(ROOTS)}", soft_wrap=True)
         return 0
     rows = [columns_of(run) for run in runs]
     headings = {key: key for key in rows[0]} | {"success": metric or "success"}
@@ -103,7 +104,7 @@ def columns_of(run: ListedRun) -> dict[str, str]:
         "status": f"{run.status}: {run.rule}" if run.rule else run.status,
         "success": value_text(run.metric, run.last),
         "best": "–" if best is None else f"{value_text(run.metric, best._replace(interval=None))} @{best.step}",
-        "health": CHECKS[run.health].title if run.health in CHECKS else {"unknown": "–"}.get(run.health, run.health),
+        "health": title_of(run.health),
         "age": age(run.seconds_old),
     }
 

@@ -19,7 +19,7 @@ from ragen.invocation_dir import caller_folder, model_from
 def parser() -> argparse.ArgumentParser:
     made = CommandParser("serve", __doc__)
     add = made.add_argument
-    add("model", metavar="MODEL", help="a checkpoint, a run or model directory, or pocket")
+    add("model", metavar="MODEL", help="a run, a checkpoint, a model directory, or pocket")
     add("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
     add("--port", type=int, default=8000, help="port (default 8000; 0: any free port)")
     add("--max-model-len", type=int, metavar="N", help="tokens of prompt and reply (default: the model's)")

@@ -13,13 +13,13 @@ values (Hydra syntax):
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ragen.cli import CommandParser
+from ragen.command_hint import hint
 from ragen.errors import ConfigError, RunFailed
 from ragen.extras import install_loggers, require
 from ragen.invocation_dir import caller_folder, from_caller
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ragen.config.compose import Resolved
     from ragen.config.schema import Config
 
-EXIT_STATUSES = {"finished": 0, "early_stopped": 3, "interrupted": 130, "preempted": 143}  # by the status of a run
+# By the status of a run.
+EXIT_STATUSES = {"finished": 0, "early_stopped": 3, "environment_failed": 4, "interrupted": 130, "preempted": 143}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     # Options and overrides may come in any order.
     options = parser().parse_intermixed_args(arguments)
     if options.multirun:
-        raise ConfigError("--multirun: one call is one run; for several runs see `ragen sweep --help`")
+        raise ConfigError(f"--multirun: one call is one run; for several runs see `{hint('sweep', '--help')}`")
     caller = caller_folder()
     if options.config_dir is not None:
         options.config_dir = from_caller(options.config_dir, caller)
@@ -125,7 +126,7 @@ def smaller_command(options: argparse.Namespace, arguments: Sequence[str], overr
             prepare([*options.overrides, *added, override], options.config_name, options.config_dir)
             added.append(override)
     typed = [argument for argument in arguments if not argument.startswith("--stage=")]
-    return shlex.join(["./ragen", "train", *typed, *added])
+    return hint("train", *typed, *added)
 
 
 def _print_notes(resolved: "Resolved") -> None:

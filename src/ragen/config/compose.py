@@ -5,9 +5,9 @@
     resolved.config.trainer.test_freq, resolved.origins["trainer.test_freq"]    # 5, "command line"
     training_config("FrozenLakeV1").agent_proxy.max_actions_per_turn            # 1: `train.sh frozenlake`
 
-Each of these overrides the one before: schema defaults, recipe, v1 defaults, settings that come with `pocket`,
-environment variables, command line. Values that follow from several keys come last, and never replace a typed key.
-`run.prepare` does the same and also looks at the runs on disk that a model comes from.
+Each of these overrides the one before: schema defaults, v1 defaults, settings that come with `pocket`
+(`pocket_defaults`), recipe, environment variables, command line. Values that follow from several keys come last, and
+never replace a typed key. `run.prepare` does the same and also looks at the runs on disk that a model comes from.
 """
 
 import os
@@ -25,7 +25,7 @@ from ragen.config.overrides import (
     variable_names,
 )
 from ragen.config.provenance import TracedTree
-from ragen.config.recipe import compose_recipe, recipe_of
+from ragen.config.recipe import compose_recipe, is_packaged, recipe_of
 from ragen.config.schema import Config
 from ragen.config.tree import leaves, value_at
 from ragen.config.validate import check_ranges, validate
@@ -79,10 +79,11 @@ def resolve(
     elif kind == "sft" and is_named and BASE_MODEL not in assigned:
         typed_as = tree.name("model_path")
         tree.set(BASE_MODEL, tree.build().model_path, f"derived: {typed_as}", typed_as)
-    elif environment and not is_named:
-        name, why = model_name.choose(environ)
+    elif not is_named and (environment or config_name is None):
+        default = model_name.QWEN if environment else tree.build().model_path
+        name, why = model_name.choose(environ, default)
         tree.set("model_path", name, f"derived: {why}")
-    _apply_pocket_defaults(tree, assigned)
+    pocket_notes = _apply_pocket_defaults(tree, assigned, is_packaged(recipe, config_dir))
 
     config = tree.build()
     check_ranges(config, tree.name)
@@ -103,7 +104,7 @@ def resolve(
         start=f"environment {environment} (v1 defaults)" if environment else f"recipe {recipe}",
         origins=origins,
         no_effect=no_effect,
-        notes=notes + ([] if environment else _unused_variables(environ)),
+        notes=[*pocket_notes, *notes] + ([] if environment else _unused_variables(environ)),
         typed=assigned.keys(),
         models={key: tree.name(key) for key in (derive.MODELS if kind == "rl" else (BASE_MODEL,))},
     )
@@ -115,7 +116,7 @@ def training_config(tag: str) -> Config:
         if start.tag == tag:
             # With its model named: `pocket` would choose another board.
             return resolve([environment, f"model.base_model={model_name.QWEN}"], environ={}).config
-    return resolve([], config_name=recipe_of(tag), environ={}).config
+    return resolve([], config_name=recipe_of(tag) or "base", environ={}).config
 
 
 # --- defaults and overrides ---------------------------------------------------------------------------------------
@@ -180,17 +181,36 @@ def _name_one_model(tree: TracedTree, assigned: Mapping[str, Typed]) -> None:
             tree.set(key, model, f"derived: {first}, {kind}")
 
 
-def _apply_pocket_defaults(tree: TracedTree, assigned: Mapping[str, Typed]) -> None:
-    """The settings that come with the embedded model, where the user has not typed others."""
+def _apply_pocket_defaults(tree: TracedTree, assigned: Mapping[str, Typed], packaged: bool) -> list[str]:
+    """The settings that come with the embedded model, where nothing else was stated; returns notes."""
     config = tree.build()
     if config.model_path not in pocket_defaults.NAMES or config.rl_or_sft == "sft":
-        return
-    typed_boards = {key.split(".")[1] for key in assigned if key.startswith("custom_envs.")}
-    tags = (config.es_manager.train.env_configs.tags, config.es_manager.val.env_configs.tags)
-    for key, value in pocket_defaults.settings(*tags, keep=typed_boards).items():
-        asks_for_kl = key == f"{ACTOR}.use_kl_loss" and f"{ACTOR}.kl_loss_coef" in assigned
-        if key not in assigned and not asks_for_kl:
-            tree.set(key, value, f"comes with {config.model_path}")
+        return []
+    model, of_recipe = config.model_path, set(tree.recipe_keys())
+    stated = {*assigned, *of_recipe}
+    own = {*assigned} if packaged else stated
+    boards = {key.split(".")[1] for key in own if key.startswith("custom_envs.")}
+    tags = {key: value_at(config, key) for key in (pocket_defaults.TRAIN_TAGS, pocket_defaults.VAL_TAGS)}
+    notes = []
+    train_tags, val_tags = tags.values()
+    group_size = config.es_manager.train.group_size if "es_manager.train.group_size" in stated else None
+    for key, value in pocket_defaults.settings(train_tags, val_tags, boards, group_size).items():
+        is_board = key in tags and key not in own
+        other = pocket_defaults.GIVES_WAY_TO.get(key)
+        if (key in stated and not is_board) or (other in stated and value_at(config, str(other))):
+            continue
+        if key in of_recipe and value != tags[key]:
+            why = f"instead of [{', '.join(tags[key])}] of {tree.recipe}: {model} knows bare grids only"
+            notes.append(f"{key}={shown(value)}, {why}")
+            tree.set(key, value, f"comes with {model}, {why}")
+        elif key not in of_recipe:
+            tree.set(key, value, f"comes with {model}")
+    config = tree.build()
+    batch = derive.samples_per_step(config)
+    if pocket_defaults.MINI_BATCH not in stated and 0 < batch < config.ppo_mini_batch_size:
+        tree.set(pocket_defaults.MINI_BATCH, batch, f"comes with {model}, at most the samples of a step")
+    played = [tag for key in tags for tag in value_at(config, key)]
+    return [*notes, *pocket_defaults.notes(model, played)]
 
 
 # --- values that follow from others -------------------------------------------------------------------------------

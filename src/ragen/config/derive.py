@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from ragen.agent.rules import AgentRules
+from ragen.algo.filter import FilterRule
 from ragen.config.schema import Config
 from ragen.env.base import Tag
 from ragen.env.registry import make
@@ -75,6 +76,18 @@ def turns_text(config: Config) -> str:
     """The factor by which windowed contexts multiply the samples, for a message."""
     full = config.agent_proxy.context_window_mode == "full"
     return "" if full else f" x up to {config.agent_proxy.max_turn} turns"
+
+
+def filter_rule(config: Config) -> FilterRule:
+    rollout = config.actor_rollout_ref.rollout
+    return FilterRule(
+        strategy=rollout.rollout_filter_strategy,
+        value=rollout.rollout_filter_value,
+        largest=rollout.rollout_filter_type == "largest",
+        include_zero=rollout.rollout_filter_include_zero,
+        prob_mode=rollout.rollout_filter_top_p_prob_mode,
+        selection_eps=rollout.rollout_filter_selection_eps,
+    )
 
 
 def analysis_shape(config: Config) -> tuple[int, int]:

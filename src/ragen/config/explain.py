@@ -42,7 +42,7 @@ def explain(resolved: Resolved, stage: str | None = None, tuning: Tuning | None 
         ("keys without effect", resolved.no_effect_lines()),
     ):
         lines += ["", f"# {title}:", *(row for line in section or ["none"] for row in _comment(line))]
-    lines += ["", "# Values that differ from the default say where they came from.", ""]
+    lines += ["", "# Values that were stated, or differ from the default, say where they came from.", ""]
     lines += _tree_lines(_reading_order(resolved.config), resolved.origins)
     return "\n".join(lines) + "\n"
 
@@ -153,7 +153,7 @@ def success_lines(config: Config, has_training: bool) -> Iterator[str]:
             )
         for player, reason in players.items():
             if isinstance(reason, str):
-                yield f"{tag}: {player}: not computed, because {reason}"
+                yield f"{tag}: {player} play: unknown, because {reason}"
         if has_training and tag in config.es_manager.train.env_configs.tags:
             yield f"{tag}: {_overlap(config, env, seeds[:MAX_LEVELS])}"
 

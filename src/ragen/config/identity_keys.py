@@ -17,7 +17,7 @@ from ragen.config.tree import leaves
 
 NOTHING, UNUSED = "nothing", "unused"  # a key without effect; a key that this kind of run does not read
 WHERE = (schema.NAMES, schema.LOCATION, schema.DEVICES, schema.LOGGING)  # what a run is called and where it happens
-HOW = (NOTHING, UNUSED, schema.MEMORY, schema.SPEED, schema.FILES, schema.RESUMING)
+HOW = (NOTHING, UNUSED, schema.MEMORY, schema.SPEED, schema.FILES, schema.RESUMING, schema.FAILURES)
 ALL = (*WHERE, *HOW, schema.BUDGET)  # whether a longer budget resumes is decided elsewhere
 
 

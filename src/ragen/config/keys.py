@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from ragen.coerce import convert
 from ragen.config import devices, v1
+from ragen.config.everyday_names import EVERYDAY_NAMES
 from ragen.config.schema import Config
 from ragen.config.tree import check_choice, leaves, schema_fields
 from ragen.env.base import Tag
@@ -130,17 +131,20 @@ def check_known(key: str, name: str, environment: str | None) -> None:
 _WITH_UNDERSCORE = {key.replace(".", "_"): key for key in FIELDS if key.count(".") == 1}  # lora_rank is lora.rank
 
 
+_OWN_NAMES = ("sft", "custom_envs")  # sections whose keys have no everyday names
+_V1_NAME = {target: key for key, spec in reversed(v1.KEYS.items()) for target in spec.targets}
+
+
 def suggest(key: str, environment: str | None) -> str:
     """The nearest known key: first among tag fields, v1 keys or tree keys, whichever the user was typing."""
-    section = key.partition(".")[0]
+    section, (parent, _, leaf) = key.partition(".")[0], key.rpartition(".")
     if section == "custom_envs":
         likely = [".".join([*key.split(".")[:2], name]) for name in _TAG_FIELDS]
     elif section in v1.OWN_SECTIONS or (environment and section not in TREE_SECTIONS):
         likely = list(v1.KEYS)
     else:
         likely = list(FIELDS)
-    parent, _, leaf = key.rpartition(".")
-    if section != "sft" and leaf in _WITH_UNDERSCORE:
+    if section != "sft" and leaf in _WITH_UNDERSCORE and leaf not in EVERYDAY_NAMES:
         in_sft = f" (in fine-tuning: sft.training.{leaf})" * (f"sft.training.{leaf}" in FIELDS)
         return f"; did you mean {_WITH_UNDERSCORE[leaf]}?{in_sft}"
     near = _nearest(key, likely) or _nearest(key, [*FIELDS, *v1.KEYS])
@@ -152,14 +156,34 @@ def suggest(key: str, environment: str | None) -> str:
 
 
 def _nearest(key: str, known: list[str]) -> str | None:
+    """A key that does something, but for a slip in a longer name. Of fine-tuning only where the user was typing one."""
     section, (parent, _, leaf) = key.partition(".")[0], key.rpartition(".")
+    slips = get_close_matches(key, known, n=1, cutoff=0.92) if "." in key else []
+    known = [name for name in known if not no_effect(name)]
+    known.sort(key=lambda name: name.startswith("sft.") and section != "sft")
     siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == parent}
-    # Cut short or misspelt, at the end; misspelt elsewhere; with a level left out.
+    same_leaf = [name for name in known if name.rpartition(".")[2] == leaf]
     near = (
-        [name for sibling, name in siblings.items() if sibling.startswith(leaf)]
+        [name for sibling, name in siblings.items() if sibling.startswith(leaf)]  # cut short
+        or [name for name in same_leaf if parent and name.startswith(f"{section}.")]  # with a level left out
+        or slips
+        or _everyday(key)
+        or [name for sibling, name in siblings.items() if set(leaf.split("_")) <= set(sibling.split("_"))]
         or [siblings[sibling] for sibling in get_close_matches(leaf, siblings, n=1, cutoff=0.6)]
         or get_close_matches(key, known, n=1, cutoff=0.85)
-        or sorted((name for name in known if name.rpartition(".")[2] == leaf), key=lambda name: section not in name)
+        or sorted(same_leaf, key=lambda name: section not in name)
+        or _everyday(key, cutoff=0.8)
         or ([] if siblings else get_close_matches(key, known, n=1, cutoff=0.5))
     )
     return near[0] if near else None
+
+
+def _everyday(key: str, cutoff: float = 1.0) -> list[str]:
+    """The key that goes by another name elsewhere; in the words of the v1 command line if the user types these."""
+    section, leaf = key.partition(".")[0], key.rpartition(".")[2]
+    if key in EVERYDAY_NAMES:
+        names = [key]
+    else:
+        names = get_close_matches(leaf, () if section in _OWN_NAMES else EVERYDAY_NAMES, n=1, cutoff=cutoff)
+    targets = [EVERYDAY_NAMES[name] for name in names]
+    return [_V1_NAME.get(target, target) if section in v1.OWN_SECTIONS else target for target in targets]

@@ -2,7 +2,7 @@
 
 folder_of("models/mine")        # the directory, or None for `pocket` and for a hub name
 is_decoder("pocket")            # True: its layers have the names of Llama and Qwen2
-name, why = choose(os.environ)  # for `train.sh ENV`: a small Qwen with a GPU and weights or a hub, else `pocket`
+name, why = choose(os.environ)  # a small Qwen with a GPU and weights or a hub, else `pocket`
 """
 
 import json
@@ -34,12 +34,12 @@ def is_decoder(name: str) -> bool:
         return False  # loading it reports what is wrong
 
 
-def choose(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The model and why. Uses neither the network nor torch."""
+def choose(environ: Mapping[str, str], model: str = QWEN) -> tuple[str, str]:
+    """The model and why: `model` where it can run, else `pocket`. Uses neither the network nor torch."""
     if num_gpus() == 0:
         return "pocket", "no model named and no GPU here"
-    if QWEN in cached_models(environ):
-        return QWEN, "no model named, a GPU here and the weights in the cache"
+    if model in cached_models(environ):
+        return model, "no model named, a GPU here and the weights in the cache"
     if environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        return "pocket", f"no model named, and {QWEN} is not in the cache while the hub is switched off"
-    return QWEN, "no model named and a GPU here; the weights come from the hub"
+        return "pocket", f"no model named, and {model} is not in the cache while the hub is switched off"
+    return model, "no model named and a GPU here; the weights come from the hub"

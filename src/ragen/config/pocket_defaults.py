@@ -2,11 +2,15 @@
 
     settings(["SokobanV1"], ["SokobanV1"])["agent_proxy.max_turn"]      # 5
 
-They override recipe and v1 defaults, and anything the user types overrides them. `pocket` knows bare grids and short
-prompts, so the game stays and its board becomes the plain one; FrozenLake's ice does not slip.
+They replace defaults: those of the schema and of the v1 command line. Whatever is stated wins over them, key by key: a
+recipe, packaged or the user's own, a variable, the command line. The plan shows the origin of each.
+
+One value of a packaged recipe is replaced, and a note says so: a board that `pocket` cannot read. It knows bare grids,
+so the game stays and its board becomes the plain one. The user's own recipe, typed tags and typed settings of a board
+are kept, with a note.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 NAMES = ("pocket", "pocket-blank")
@@ -55,17 +59,45 @@ SETTINGS = {
     "trainer.save_best": True,
     "trainer.logger": ["console"],
 }
+MINI_BATCH = "ppo_mini_batch_size"
+# A setting does not apply where the key beside it was stated: it would contradict that key, or switch it off.
+GIVES_WAY_TO = {
+    "es_manager.train.env_groups": "es_manager.train.env_configs.n_groups",
+    "es_manager.val.env_groups": "es_manager.val.env_configs.n_groups",
+    "algorithm.adv_estimator": "algorithm.bi_level_gae",
+    f"{ACTOR}.use_kl_loss": f"{ACTOR}.kl_loss_coef",
+    f"{ACTOR}.kl_loss_coef": f"{ACTOR}.use_kl_loss",
+}
+FILTER = (f"{ROLLOUT}.rollout_filter_value", f"{ROLLOUT}.rollout_filter_include_zero")
 RUN_NAMES = {"SimpleSokoban": "pocket-sokoban", "FrozenLake": "pocket-frozenlake", "TwoArmedBandit": "pocket-bandit"}
+TRAIN_TAGS, VAL_TAGS = (f"es_manager.{split}.env_configs.tags" for split in ("train", "val"))
 ONE_TURN = {"agent_proxy.max_turn": 1, "agent_proxy.max_actions_per_turn": 1}
 
 
-def settings(train_tags: list[str], val_tags: list[str], keep: Collection[str] = ()) -> Mapping[str, Any]:
-    """The values for a run in these games; the tags to `keep` stay as they are."""
-    values = dict(SETTINGS)
+def settings(
+    train_tags: list[str], val_tags: list[str], keep: Collection[str] = (), group_size: int | None = None
+) -> dict[str, Any]:
+    """The values for a run in these games; the tags to `keep` stay as they are.
+
+    `group_size` is the one that the user chose. Groups of one have no spread to filter by, so they get no filter.
+    """
+    values = {key: value for key, value in SETTINGS.items() if group_size != 1 or key not in FILTER}
     tags = {tag: plain for tag, plain in TAGS.items() if tag not in keep}
-    values["es_manager.train.env_configs.tags"] = [tags.get(tag, tag) for tag in train_tags]
-    values["es_manager.val.env_configs.tags"] = [tags.get(tag, tag) for tag in val_tags]
-    values["trainer.experiment_name"] = RUN_NAMES.get(tags.get(train_tags[0], train_tags[0]), "pocket")
-    if set(train_tags) <= set(ONE_PULL):
+    values[TRAIN_TAGS] = [tags.get(tag, tag) for tag in train_tags]
+    values[VAL_TAGS] = [tags.get(tag, tag) for tag in val_tags]
+    first = train_tags[0] if train_tags else ""  # an empty list is refused once the tree is whole
+    values["trainer.experiment_name"] = RUN_NAMES.get(tags.get(first, first), "pocket")
+    if train_tags and set(train_tags) <= set(ONE_PULL):
         values |= ONE_TURN
     return values
+
+
+def notes(model: str, tags: Collection[str]) -> Iterator[str]:
+    """A note on the boards that the model cannot read."""
+    for tag in dict.fromkeys(tags):
+        if tag in TAGS:
+            plain = TAGS[tag]
+            yield (
+                f"{model} knows bare grids and has never seen {tag}: it starts no better than random play. The plain "
+                f"board: {TRAIN_TAGS}=[{plain}] {VAL_TAGS}=[{plain}]"
+            )

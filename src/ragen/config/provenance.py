@@ -19,6 +19,8 @@ from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, to_dict
 from ragen.errors import ConfigError, refused, shown
 
+STATED = ("command line", "variable")  # how the origins of what a user typed begin
+
 
 class TracedTree:
     """The schema's defaults, a recipe over them, and everything set later."""
@@ -29,7 +31,7 @@ class TracedTree:
         assert isinstance(merged, DictConfig)
         self._tree = merged
         self._names: dict[str, str] = {}
-        self._recipe = origin
+        self.recipe = origin
         self._set_by = dict.fromkeys(_values(recipe), origin)
         for key in self._set_by:
             _check_recipe_key(key, origin)
@@ -83,18 +85,22 @@ class TracedTree:
 
     def recipe_keys(self) -> list[str]:
         """The keys whose value is still the recipe's."""
-        return [key for key, by in self._set_by.items() if by == self._recipe]
+        return [key for key, by in self._set_by.items() if by == self.recipe]
 
     def origins(self) -> dict[str, str]:
-        """Where each value that differs from the default came from; a value that follows another key says which."""
+        """Where each value that was stated or is not the default came from; one that follows another key says which."""
         default, raw = _values(self._default, resolve=True), _values(self._tree)
         found = {}
         for key, value in _values(self._tree, resolve=True).items():
-            if key not in default or default[key] != value:
+            if key not in default or default[key] != value or self._is_stated(key):
                 set_with = [name for name in self._set_by if f"{key}.".startswith(f"{name}.")]  # the key or its groups
                 references = ", ".join(dict.fromkeys(re.findall(r"\$\{([^}]+)\}", str(raw[key]))))
                 found[key] = self._set_by[max(set_with, key=len)] if set_with else f"follows {references}"
         return found
+
+    def _is_stated(self, key: str) -> bool:
+        """Whether a recipe, a variable or the command line sets it."""
+        return self._set_by.get(key, "").startswith((self.recipe, *STATED))
 
 
 def _values(tree: DictConfig, resolve: bool = False) -> dict[str, Any]:

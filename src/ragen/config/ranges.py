@@ -33,6 +33,7 @@ def within(at_least: float | None = None, above: float | None = None, at_most: f
 
 
 NOT_EMPTY = Range(lambda value: value.strip() != "", "must not be empty")
+SOME_TAG = Range(lambda tags: len(tags) > 0, "must name at least one tag")
 TWO_DECAYS = Range(
     lambda values: len(values) == 2 and all(0 <= beta < 1 for beta in values), "takes two numbers, at least 0, below 1"
 )

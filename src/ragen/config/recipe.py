@@ -33,6 +33,11 @@ def recipe_of(tag: str) -> str | None:
     return None
 
 
+def is_packaged(name: str, config_dir: str | None = None) -> bool:
+    """Whether a recipe is one of ours, not the user's."""
+    return config_dir is None or not Path(config_dir, f"{name.removesuffix('.yaml')}.yaml").is_file()
+
+
 def compose_recipe(name: str, config_dir: str | None = None) -> DictConfig:
     """What a recipe and those it builds on set, references unresolved. Recipes in `config_dir` come first."""
     name = name.removesuffix(".yaml")

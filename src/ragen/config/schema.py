@@ -39,6 +39,7 @@ GEN_CONFIG = "sampling is set under actor_rollout_ref.rollout"
 # What a key changes that does not change what a run computes.
 MEMORY, SPEED, LOGGING, FILES, NAMES = "memory", "speed", "logging", "files", "names"
 LOCATION, DEVICES, RESUMING, BUDGET = "location", "devices", "resuming", "budget"
+FAILURES = "failures"  # only where an environment fails
 
 
 def key(
@@ -147,7 +148,7 @@ class Actor:
     entropy_from_logits_with_chunking: bool = key(False, no_effect=CHUNKED)
     use_kl_loss: bool = False
     kl_loss_coef: float = key(0.0, at_least=0)
-    kl_loss_type: str = key("kl", choices=KL_TYPES)
+    kl_loss_type: str = key("low_var_kl", choices=KL_TYPES)
     clip_ratio: float = key(0.2, no_effect="clip_ratio_low and clip_ratio_high are always used")
     clip_ratio_low: float = key(0.2, at_least=0, at_most=1)
     clip_ratio_high: float = key(0.28, at_least=0)
@@ -312,7 +313,7 @@ class CollapseDetection:
 
 @dataclass
 class TrainEnvConfigs:
-    tags: list[str] = key(["CoordSokoban"])
+    tags: list[str] = key(["CoordSokoban"], ranges.SOME_TAG)
     n_groups: list[int] = key(["${es_manager.train.env_groups}"])
 
 
@@ -338,6 +339,10 @@ class ValEnvs:
 @dataclass
 class EsManager:
     format_penalty: float = key(-0.1, at_most=0)
+    # Seconds for what an environment does in one turn; 0: no limit.
+    env_timeout: float = key(60.0, at_least=0, at_most=1_000_000, changes_only=FAILURES)
+    env_retries: int = key(1, at_least=0, changes_only=FAILURES)  # of a group whose environment failed
+    max_failed_share: float = key(0.5, at_least=0, at_most=1, changes_only=FAILURES)  # of groups; more: the run stops
     train: TrainEnvs = node(TrainEnvs)
     val: ValEnvs = node(ValEnvs)
 
@@ -379,6 +384,7 @@ class Trainer:
     default_hdfs_dir: str | None = key(None, no_effect="runs are written to local directories")
     local_log_dir: str = key("results/", no_effect="a run writes everything into trainer.default_local_dir")
     logger: list[str] = key(["console", "wandb"], choices=LOGGERS, changes_only=LOGGING)
+    console_metrics: str = key("main", choices=("main", "all"), changes_only=LOGGING)  # of the piped line of a step
     total_training_steps: int = key(200, at_least=1, changes_only=BUDGET)
     total_epochs: int | None = key(None, no_effect="trainer.total_training_steps is the budget")
     n_gpus_per_node: int = key(1, at_least=1, at_most=1024, changes_only=DEVICES)

@@ -9,21 +9,25 @@ way out. They run only once every value is within its range. `name` turns a key 
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ragen.algo.filter import VALUES
+from ragen.algo.filter import METRICS, VALUES, FilterRule, sample_std, select
 from ragen.config import derive, devices, keys, model_name
 from ragen.config.schema import Config
 from ragen.config.tree import value_at
 from ragen.env.base import Tag
+from ragen.env.failure import LIMIT_OF_A_LEVEL, EnvironmentFailed, call, level
 from ragen.env.registry import make
 from ragen.errors import ConfigError, did_you_mean, nearest_of, raise_any, refused, shown
 
 ALL_LINEAR = "all-linear"
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of Llama and Qwen2
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+NUM_TRIED = 3  # levels of a split, if the first one is refused
 Problems = Iterator[ConfigError]
 
 
@@ -88,7 +92,7 @@ def environments(tree: Subject) -> Problems:
             continue
         splits = [split for split in ("train", "val") if tag_name in tree[f"es_manager.{split}.env_configs.tags"]]
         try:
-            _try_levels(tag, [(getattr(config.seed, split), split) for split in splits])
+            _try_levels(tag_name, tag, [(getattr(config.seed, split), split) for split in splits])
         except ValueError as error:
             # A problem with one setting, `env_config.size=0: …`, is reported under the key that the user typed.
             setting = re.match(r"env_config\.\w+", str(error))
@@ -97,10 +101,23 @@ def environments(tree: Subject) -> Problems:
             yield ConfigError(f"{key}{rest}", key=key, code="environment")
 
 
-def _try_levels(tag: Tag, levels: list[tuple[int, str]]) -> None:
+def _try_levels(name: str, tag: Tag, levels: list[tuple[int, str]]) -> None:
+    """Raises a ValueError of the environment if the first few levels of a split all do: its settings are wrong.
+
+    Other failures, or those of a single level, are for the run: it drops what cannot be played.
+    """
     env = make(tag)
-    for seed, split in levels:
-        env.reset(seed, split)
+    for first, split in levels:
+        refusals = []
+        for seed in range(first, first + NUM_TRIED):
+            try:
+                with suppress(EnvironmentFailed):
+                    call(partial(env.reset, seed, split), level(name, seed, split), LIMIT_OF_A_LEVEL, (ValueError,))
+                break
+            except ValueError as refusal:
+                refusals.append(refusal)
+        else:
+            raise refusals[0]
 
 
 def groups(tree: Subject) -> Problems:
@@ -111,9 +128,7 @@ def groups(tree: Subject) -> Problems:
             if tag not in tree.config.custom_envs:
                 message = f"{tags}: unknown tag {tag}{nearest_of(tag, tree.config.custom_envs)}"
                 yield ConfigError(message, key=tags, code="unknown-tag")
-        if not listed:
-            yield ConfigError(f"{tags} is empty: name at least one tag", key=tags, code="no-tag")
-        elif len(set(listed)) < len(listed):
+        if len(set(listed)) < len(listed):
             yield tree.refuse("repeated-tag", tags, "a tag is listed twice; give it one larger entry in n_groups")
         elif len(listed) != len(counts):
             why = f"there are {len(counts)} n_groups for {len(listed)} tags {listed}; give one for each tag"
@@ -209,7 +224,7 @@ def fine_tuning(tree: Subject) -> Problems:
     tags, num_gpus = config.es_manager.val.env_configs.tags, config.sft.training.num_gpus
     if tags and tags[0] in config.custom_envs:
         try:
-            _try_levels(derive.sft_tag(config)[1], [(config.sft.data_generation.seed, "sft")])
+            _try_levels(*derive.sft_tag(config), [(config.sft.data_generation.seed, "sft")])
         except ValueError as error:
             key, problem = f"sft.{config.sft.env_type}", re.sub(r"^env_config\.", "", str(error))
             yield ConfigError(f"{key}: {problem}", key=key, code="environment")
@@ -222,8 +237,10 @@ def analysis(tree: Subject) -> Problems:
     mode, only, size = (f"trainer.gradient_analysis_{part}" for part in ("mode", "only", "group_size"))
     if tree[only] and not tree[mode]:
         yield tree.refuse("analysis-mode", only, f"would do nothing: set {mode}=True as well")
-    if tree[mode] and derive.analysis_shape(tree.config)[1] == 1 and (why := _drops_groups_of_one(tree.config)):
-        yield refused(size, 1, f"{why}: nothing would be left to analyse; raise it", code="groups-of-one")
+    num_groups, group_size = derive.analysis_shape(tree.config)
+    if tree[mode] and _is_valid_filter(tree) and (problem := _keeps_nothing(tree, num_groups, group_size)):
+        why = f"{problem}: nothing would be left to analyse"
+        yield refused(size, group_size, f"{why}; {_way_out(tree, num_groups, size)}", code="groups-of-one")
 
 
 def batches(tree: Subject) -> Problems:
@@ -243,21 +260,43 @@ def batches(tree: Subject) -> Problems:
 
 def rollout_filter(tree: Subject) -> Problems:
     value, size = f"{ROLLOUT}.rollout_filter_value", "es_manager.train.group_size"
-    strategy = tree[f"{ROLLOUT}.rollout_filter_strategy"]
-    fits, takes = VALUES[strategy]
-    if not fits(tree[value]):
-        yield tree.refuse("filter-value", value, f"{strategy} {takes}")
-    if tree[size] == 1 and (why := _drops_groups_of_one(tree.config)):
-        way_out = "nothing would be left; raise it, or set include_zero=True"
-        yield tree.refuse("groups-of-one", size, f"{why}: {way_out}")
+    strategy, num_groups = tree[f"{ROLLOUT}.rollout_filter_strategy"], tree["es_manager.train.env_groups"]
+    if not _is_valid_filter(tree):
+        yield tree.refuse("filter-value", value, f"{strategy} {VALUES[strategy][1]}")
+    elif problem := _keeps_nothing(tree, num_groups, tree[size]):
+        why = f"{problem}: nothing would be left"
+        yield tree.refuse("groups-of-one", size, f"{why}; {_way_out(tree, num_groups, size)}")
 
 
-def _drops_groups_of_one(config: Config) -> str:
-    """Why the filter drops every group of one; empty where it does not."""
-    rollout = config.actor_rollout_ref.rollout
-    is_spread = rollout.rollout_filter_metric in ("reward_variance", "reward_std", "entropy_variance", "entropy_std")
-    why = f"{rollout.rollout_filter_metric} is 0 in groups of one, and rollout_filter_include_zero=False drops these"
-    return why if is_spread and not rollout.rollout_filter_include_zero else ""
+def _is_valid_filter(tree: Subject) -> bool:
+    return VALUES[tree[f"{ROLLOUT}.rollout_filter_strategy"]][0](tree[f"{ROLLOUT}.rollout_filter_value"])
+
+
+def _keeps_nothing(tree: Subject, num_groups: int, group_size: int) -> str:
+    """Why the filter drops every group, whatever is played; empty where it can keep some.
+
+    That happens in groups of one: their spread is always 0.
+    """
+    rule, metric = derive.filter_rule(tree.config), tree[f"{ROLLOUT}.rollout_filter_metric"]
+    if group_size > 1 or METRICS[metric].reduce is not sample_std or _keeps_zeros(rule, num_groups):
+        return ""
+    share = f"{rule.strategy} with rollout_filter_top_p_prob_mode={rule.prob_mode} and a value below 1"
+    dropped_by = share if rule.include_zero else "rollout_filter_include_zero=False"
+    return f"{metric} is 0 in groups of one, and {dropped_by} drops groups that score 0"
+
+
+def _keeps_zeros(rule: FilterRule, num_groups: int) -> bool:
+    return any(verdict.keep for verdict in select([0.0] * num_groups, rule))
+
+
+def _way_out(tree: Subject, num_groups: int, group_size: str) -> str:
+    """Larger groups, or the fewest changes of the filter with which it keeps groups that score 0."""
+    rule = derive.filter_rule(tree.config)
+    changes = [] if rule.include_zero else ["include_zero=True"]
+    if not _keeps_zeros(replace(rule, include_zero=True), num_groups):
+        changes.append("value=1")
+    typed = " ".join(f"{ROLLOUT}.rollout_filter_{change}" for change in changes)
+    return f"set {tree.name(group_size)} to 2 or more, or {typed}"
 
 
 def estimator(tree: Subject) -> Problems:
@@ -293,6 +332,11 @@ def notes(config: Config) -> Iterator[str]:
         yield "top_p < 1 or top_k > 0 in training: the policy that acts is not the one whose log-probs are trained"
     if actor.kl_loss_coef > 0 and not actor.use_kl_loss:
         yield f"kl_loss_coef={actor.kl_loss_coef:g} has no effect while use_kl_loss is False"
+    if actor.kl_loss_type in ("kl", "k1"):
+        yield (
+            f"kl_loss_type={actor.kl_loss_type}: the gradient of this loss is zero on average, so it adds only noise; "
+            "kl+ has the same value and the gradient of the KL"
+        )
     num_groups, value = config.es_manager.train.env_groups, rollout.rollout_filter_value
     if rollout.rollout_filter_strategy == "top_k_abs" and value > num_groups:
         yield f"top_k_abs keeps {value:g} groups, and there are only {num_groups}: nothing is filtered"

@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 from ragen.diagnose.collapse import regime
 from ragen.diagnose.history import QUANTITIES, History, finite
-from ragen.format import short
+from ragen.format import counted, short
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,25 @@ def not_finite(history: History) -> Finding | None:
     return Finding(float(len(bad)), 0.0, f"{bad[0]} is {short(history.row[bad[0]])}", float(len(bad)))
 
 
+def no_valid_reply(history: History) -> Finding | None:
+    """Not one reply of the last steps names an action of the game; so nothing that the agent does counts."""
+    valid = history.values["valid replies"]
+    if not valid or max(valid[-history.limits.num_recent :]) > 0:
+        return None
+    steps = counted(len(valid), "step")
+    text = f"no reply was ever valid in {steps}" if not max(valid) else "not one reply of the last steps was valid"
+    return Finding(0.0, 0.0, f"{text}, so no action counted", float(len(valid)))
+
+
+def empty_filter(history: History) -> Finding | None:
+    """Steps without an update: many of the last ones, or all that there are."""
+    limits, empty = history.limits, history.values["empty"]
+    if empty and min(empty) > 0:
+        text = f"the filter dropped every group in all of {counted(len(empty), 'step')}, so nothing was learned"
+        return Finding(1.0, limits.empty_share, text, float(len(empty)))
+    return above(history, "empty", limits.empty_share, limits.num_recent)
+
+
 def gradient_spike(history: History) -> Finding | None:
     limits, norms = history.limits, history.values["gradient"]
     before = norms[:-1][-limits.num_usual :]
@@ -128,6 +147,16 @@ class Check:
 
 # The most serious first: the first that holds is the headline.
 CHECKS: dict[str, Check] = {
+    "no_valid_reply": Check(
+        "no valid reply",
+        no_valid_reply,
+        "valid replies",
+        (
+            "The model does not know the format of an answer: fine-tune it first (ragen sft), or start from a model "
+            "that follows instructions.",
+            LOOK,
+        ),
+    ),
     "template_collapse": Check(
         "template collapse",
         lambda run: collapsed(run, "template collapse"),
@@ -211,7 +240,7 @@ CHECKS: dict[str, Check] = {
     ),
     "empty_filter": Check(
         "the filter keeps nothing",
-        lambda run: above(run, "empty", run.limits.empty_share, run.limits.num_recent),
+        empty_filter,
         "empty",
         (
             "Steps without an update. A larger es_manager.train.group_size, or levels of another difficulty.",

@@ -5,8 +5,9 @@
         print(warning)                          # "rewards alike since step 31: the spread of rewards … fell to 0.9 …"
     health.metrics()                            # {"health/num_warnings": 1.0, "health/rewards_alike": 1.0}
 
-    Health.of(rows).verdict().headline          # the same for a stored run, from its metrics.jsonl
+    Health.of(rows).verdict(success_change(rows)).headline      # of a stored run, from its metrics.jsonl
 
+A run without a warning is healthy only if it also learned: the verdict starts with how success changed (`success.py`).
 Quantities and limits are in `history.py`, the checks in `checks.py`. Health only warns; `early_stop.py` stops a run.
 docs/results.md says how the limits were fitted, and how well they work on other seeds.
 """
@@ -16,8 +17,21 @@ from dataclasses import dataclass, replace
 
 from ragen.diagnose.checks import CHECKS, Check, Finding
 from ragen.diagnose.history import History, Limits, MetricsRow, is_training
+from ragen.diagnose.success import SuccessChange
+from ragen.format import counted
 
 PREFIX = "health/"
+# Verdicts that are not the name of a check: whether the run needs attention, and its short title.
+WORDS = {
+    "healthy": "healthy",
+    "no_gain": "no gain",
+    "no_success": "no success",
+    "success_fell": "success fell",
+    "stopped_early": "stopped early",
+    "too_early": "too early",
+    "unknown": "–",
+}
+ALARMING = ("no_success", "success_fell", "stopped_early")
 
 
 @dataclass(frozen=True)
@@ -55,10 +69,18 @@ class HealthWarning:
 
 @dataclass(frozen=True)
 class HealthVerdict:
-    word: str  # healthy, unknown, or the name of the most serious warning that holds
+    word: str  # a key of WORDS, or the name of the most serious warning that holds
     headline: str
     holding: tuple[HealthWarning, ...]  # the most serious first
     passed: tuple[HealthWarning, ...]  # in step order
+
+    @property
+    def title(self) -> str:
+        return title_of(self.word)
+
+    @property
+    def is_alarming(self) -> bool:
+        return self.word in ALARMING or bool(self.holding)
 
 
 class Health:
@@ -120,7 +142,8 @@ class Health:
         flags = {f"{PREFIX}{warning.name}": 1.0 for warning in holding}
         return {f"{PREFIX}num_warnings": float(len(holding))} | flags
 
-    def verdict(self) -> HealthVerdict:
+    def verdict(self, success: SuccessChange, stopped_by: str = "") -> HealthVerdict:
+        """The most serious warning that holds; without one, what became of success."""
         holding = tuple(self.holding)
         passed = tuple(warning for warning in self.warnings if warning not in holding)
         if not self.num_steps:
@@ -128,12 +151,37 @@ class Health:
         if holding:
             first = str(holding[0])
             return HealthVerdict(holding[0].name, first[0].upper() + first[1:], holding, passed)
-        if passed:
-            times = "a warning" if len(passed) == 1 else f"{len(passed)} warnings"
-            headline = f"Healthy at the end; {times} before: {', '.join(dict.fromkeys(map(_when, passed)))}"
-            return HealthVerdict("healthy", headline, (), passed)
-        steps = "1 step" if self.num_steps == 1 else f"{self.num_steps} steps"
-        return HealthVerdict("healthy", f"Healthy: none of {len(CHECKS)} checks warned in {steps}", (), ())
+        word, sentence = _success_in_words(success)
+        if stopped_by:
+            word, sentence = "stopped_early", f"Stopped early by the rule {stopped_by}: {success.name} {success.text}"
+        return HealthVerdict(word, f"{sentence}; {self._quiet(passed)}", (), passed)
+
+    def _quiet(self, passed: tuple[HealthWarning, ...]) -> str:
+        """Nothing warns now; what did before."""
+        if not passed:
+            return f"none of {len(CHECKS)} checks warned in {counted(self.num_steps, 'step')}"
+        times = "a warning" if len(passed) == 1 else f"{len(passed)} warnings"
+        return f"no check warns now, {times} before: {', '.join(dict.fromkeys(map(_when, passed)))}"
+
+
+def title_of(word: str) -> str:
+    """The verdict in a word or two, for a list."""
+    return CHECKS[word].title if word in CHECKS else WORDS.get(word, word)
+
+
+def _success_in_words(success: SuccessChange) -> tuple[str, str]:
+    """A key of WORDS, and what became of success, as a sentence without its end."""
+    name, text = success.name, success.text
+    played = f"{counted(success.num_steps, 'step')} and {counted(success.num_validations, 'validation')}"
+    return {
+        "rose": ("healthy", f"Healthy: {name} rose ({text})"),
+        "solved": ("healthy", f"Healthy: {name} was high from the start ({text})"),
+        "flat": ("no_gain", f"No gain: {name} did not change by more than noise ({text})"),
+        "fell": ("success_fell", f"{name[0].upper()}{name[1:]} fell ({text})"),
+        "none": ("no_success", f"No success: not one episode succeeded in {played}"),
+        "early": ("too_early", f"Too early to say whether it learns ({name} {text})"),
+        "unknown": ("unknown", "Success was not measured"),
+    }[success.outcome]
 
 
 def _when(warning: HealthWarning) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ragen.diagnose.collapse import FIRST_TURN, THRESHOLDS, TRAJECTORY, RegimeThresholds
 from ragen.format import percent, short
+from ragen.statistics import bounded
 
 MetricsRow = Mapping[str, Any]
 Points = list[tuple[int, float]]
@@ -42,7 +43,7 @@ class Limits:
     num_blown_up: int = 3
     spread_share: float = 0.45
     success_share: float = 0.5
-    entropy_low_share: float = 0.5
+    entropy_low_share: float = 0.25  # steady runs of a pretrained model lose up to 70 % in a hundred steps
     entropy_high_share: float = 1.5
     entropy_rise: float = 0.05  # added to it, in nats: 1.5 times a tiny entropy is still tiny
     distinct_share: float = 0.6
@@ -74,8 +75,9 @@ class Quantity:
 
 
 def finite(row: MetricsRow, key: str) -> float | None:
+    """A number of a row; None if it has none, or one that is not finite or overflows sums."""
     value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(bounded(value)):
         return None
     return float(value)
 
@@ -84,12 +86,15 @@ def _metric(label: str, key: str, is_share: bool = False) -> Quantity:
     return Quantity(label, lambda row: finite(row, key), is_share)
 
 
-_SUCCESS = re.compile("train/[^/]+/success")
+def _over_environments(label: str, name: str) -> Quantity:
+    """The mean of `train/<Tag>/<name>` over all tags."""
+    pattern = re.compile(f"train/[^/]+/{name}")
 
+    def read(row: MetricsRow) -> float | None:
+        values = [value for key in row if pattern.fullmatch(key) and (value := finite(row, key)) is not None]
+        return fmean(values) if values else None
 
-def _success(row: MetricsRow) -> float | None:
-    values = [value for key in row if _SUCCESS.fullmatch(key) and (value := finite(row, key)) is not None]
-    return fmean(values) if values else None
+    return Quantity(label, read, is_share=True)
 
 
 def _tokens_per_turn(row: MetricsRow) -> float | None:
@@ -116,7 +121,8 @@ QUANTITIES: dict[str, Quantity] = {
     "information": _collapse("I(X;Z)", "mi_seq_estimate"),
     "thought entropy": _collapse("H(Z|X) per token", "conditional_entropy_est"),
     "thinking": _metric("the share of turns with any thinking", "collapse/valid_thinking_rate", is_share=True),
-    "success": Quantity("training success", _success, is_share=True),
+    "valid replies": _over_environments("the share of replies with a valid action", "action_is_valid"),
+    "success": _over_environments("training success", "success"),
     "spread": _metric("the spread of rewards in a group", "rollout/in_group_reward_std"),
     "blown up": _metric(
         "the share of kept groups that hardly differ in reward", "rollout/chosen_blown_up_ratio", is_share=True

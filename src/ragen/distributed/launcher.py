@@ -4,7 +4,8 @@
         status = launch(4, 1, ["sokoban", "model_path=pocket"])      # ragen train sokoban model_path=pocket, four times
 
 A worker reads RANK, LOCAL_RANK and WORLD_SIZE, as under torchrun, and finds the others through a directory (`SHARED`).
-When one fails the others cannot continue: they get some time to end, then they are killed. Signals are forwarded.
+When one fails the others cannot continue: they get some time to end, then they are killed. Signals are forwarded. If
+this process is killed, the workers die with it (`ragen.lifeline`).
 """
 
 import os
@@ -14,10 +15,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ragen import lifeline
 from ragen.errors import ConfigError
 
 SHARED = "RAGEN_WORKERS"  # a directory shared by all workers of one launch
@@ -45,10 +47,14 @@ def launch(num_workers: int, num_nodes: int, arguments: Sequence[str]) -> int:
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_workers)))
     command = [sys.executable, "-m", "ragen", "train", *arguments]
     processes: list[subprocess.Popen] = []
-    with tempfile.TemporaryDirectory() as shared, _forward_signals(processes) as signals:
+    with tempfile.TemporaryDirectory() as shared, _forward_signals(processes) as signals, ExitStack() as lifelines:
         environment |= {SHARED: shared, "WORLD_SIZE": str(num_workers)}
         for rank in map(str, range(num_workers)):
-            processes.append(subprocess.Popen(command, env=environment | {"RANK": rank, "LOCAL_RANK": rank}))
+            end, rope = os.pipe()  # `rope` closes with this process, and the worker dies
+            lifelines.callback(os.close, rope)
+            own = {"RANK": rank, "LOCAL_RANK": rank, lifeline.VARIABLE: str(end)}
+            processes.append(subprocess.Popen(command, env=environment | own, pass_fds=[end]))
+            os.close(end)
         return _status(_wait(processes, signals), Path(shared) / FAILED, signals)
 
 

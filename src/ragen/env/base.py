@@ -57,6 +57,7 @@ class Environment(ABC):
 
     Config: ClassVar[type]  # a frozen dataclass: the settings and their only defaults
     TAGS: ClassVar[dict[str, Tag]] = {}  # the catalogue entries of this environment
+    HIDDEN_INFORMATION: ClassVar[bool] = False  # the text does not show the whole state: the optimum is unknown
 
     def __init__(self, config: Any = None):
         self.config = self.Config() if config is None else config

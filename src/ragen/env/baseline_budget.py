@@ -7,55 +7,60 @@ The work is estimated from the number of states and answers, so the result does 
 are too much work, it solves fewer; if even a few are too much, it returns the reason.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, repeat
 from operator import mul
 
 from ragen.env.base import Environment, State
-from ragen.env.solve import Budget, optimal_success, outcomes, random_success
+from ragen.env.failure import EnvironmentFailed, call
+from ragen.env.solve import (
+    Baselines,
+    Budget,
+    NoExactAnswer,
+    hidden_information,
+    mean_success,
+    optimal_success,
+    outcomes,
+    random_success,
+)
 
 MAX_LEVELS = 2_048
 MAX_WORK = 8_000_000  # additions: a few seconds
 MIN_LEVELS = 8  # a mean over fewer is noise
+LIMIT = 120.0  # seconds, for an environment that hangs
 MAX_STATES = 20_000  # explored for the estimate
 WORK_OF_ONE_STEP = 300  # if an environment computes random play itself
 
 
-@dataclass(frozen=True)
-class Baselines:
-    """Mean success over the levels, or why it was not computed."""
-
-    random: float | str
-    optimal: float | str
-    num_levels: int
-
-
 def baselines_within_budget(env: Environment, seeds: Sequence[int], split: str, budget: Budget) -> Baselines:
-    """The success of random and of perfect play, averaged over as many levels as the limit on work allows."""
+    """The success of random and of perfect play, averaged over as many levels as the limit on work allows.
+
+    Where the environment fails on a level, both are unknown, with the reason.
+    """
+    where = f"{type(env).__name__}, {split} levels from {seeds[0]}"
+    try:
+        return call(partial(_baselines, env, seeds, split, budget), where, LIMIT)
+    except EnvironmentFailed as failure:
+        return Baselines(str(failure), str(failure), 0)
+
+
+def _baselines(env: Environment, seeds: Sequence[int], split: str, budget: Budget) -> Baselines:
     first = env.reset(seeds[0], split)
     try:
         works = {random_success: _random_work(env, first, budget), optimal_success: _optimal_work(env, first, budget)}
-    except ValueError as error:
+    except NoExactAnswer as error:
         return Baselines(str(error), str(error), 0)
     limit = MAX_WORK // min(len(seeds), MIN_LEVELS)
     feasible = [work for work in works.values() if work <= limit]
     num_levels = min(len(seeds), MAX_LEVELS, *(MAX_WORK // max(work, 1) for work in feasible))
     states = [env.reset(seed, split) for seed in seeds[:num_levels]]
     random, optimal = (
-        _mean(env, states, budget, solve) if work <= limit else _reason(env, first, budget)
+        mean_success(env, states, budget, solve) if work <= limit else _reason(env, first, budget)
         for solve, work in works.items()
     )
-    return Baselines(random, optimal, num_levels)
-
-
-def _mean(env: Environment, states: list[State], budget: Budget, solve: Callable) -> float | str:
-    # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: solve each once.
-    try:
-        values = {state: solve(env, state, budget) for state in set(states)}
-    except ValueError as error:  # an environment whose outcomes cannot be listed
-        return str(error)
-    return sum(values[state] for state in states) / len(states)
+    return Baselines(random, hidden_information(env, states) or optimal, num_levels)
 
 
 def _random_work(env: Environment, state: State, budget: Budget) -> int:
@@ -116,7 +121,7 @@ def _explore(env: Environment, start: State, depth: int) -> _Game:
                         seen.add(transition.state)
                         following.append(transition.state)
             if len(seen) > MAX_STATES:
-                raise ValueError(
+                raise NoExactAnswer(
                     f"{type(env).__name__} has more than {MAX_STATES:,} reachable states, too many to explore"
                 )
         frontier = following

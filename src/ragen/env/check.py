@@ -15,9 +15,11 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ragen.env.base import SPLITS, Action, Environment, State, Transition
+from ragen.env.failure import EnvironmentFailed, call
 from ragen.prng import uniform
 
 NUM_NOISES = 200  # evenly spaced noises that an action's listed outcomes are compared with
@@ -44,12 +46,20 @@ def check_environment(
     """
     seeds = tuple(seeds)
     kit = _Kit(env, sample_actions)
-    kit.check_texts()
+    _name_level(kit.check_texts, type(env).__name__)
     for split in splits:
         for seed in seeds:
-            kit.check_level(seed, split, num_steps)
+            _name_level(partial(kit.check_level, seed, split, num_steps), f"seed {seed}, split {split!r}")
     if fresh_process and _is_importable(type(env)):
         _check_fresh_process(env, seeds, splits)
+
+
+def _name_level(check: Callable[[], None], where: str) -> None:
+    """Run a check; what the environment itself raises is a violation on this level."""
+    try:
+        call(check, where, passes=(ContractError,))
+    except EnvironmentFailed as failure:
+        raise ContractError(str(failure)) from failure
 
 
 def levels_digest(env: Environment, seeds: Iterable[int], splits: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from typing import get_type_hints
 
 from ragen.coerce import convert
 from ragen.env.base import Environment, Tag
+from ragen.env.failure import EnvironmentFailed, call
 from ragen.errors import nearest_of
 
 ENVIRONMENTS = {
@@ -30,6 +31,9 @@ SHORT_NAMES = {
 }
 
 
+_NOT_FOUND = (ImportError, AttributeError, SyntaxError)
+
+
 def environment_class(env_type: str) -> type[Environment]:
     """The class behind a registry name or a `package.module:Class` path."""
     module_name, _, class_name = ENVIRONMENTS.get(env_type, env_type).partition(":")
@@ -41,8 +45,8 @@ def environment_class(env_type: str) -> type[Environment]:
     if not all(part.isidentifier() for part in (*module_name.split("."), class_name)):
         raise ValueError(f"environment {env_type!r}: write your own as package.module:Class")
     try:
-        cls = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, SyntaxError) as error:
+        cls = call(lambda: getattr(importlib.import_module(module_name), class_name), env_type, passes=_NOT_FOUND)
+    except (*_NOT_FOUND, EnvironmentFailed) as error:
         raise ValueError(f"environment {env_type!r}: import failed: {error}") from error
     _check_class(cls, env_type)
     return cls
@@ -80,4 +84,4 @@ def make(tag: Tag) -> Environment:
         if name not in hints:
             raise ValueError(f"env_config.{name}: {tag.env_type} has no such setting{nearest_of(name, hints)}")
         settings[name] = convert(value, hints[name], f"env_config.{name}")
-    return cls(cls.Config(**settings))
+    return call(lambda: cls(cls.Config(**settings)), tag.env_type, passes=(ValueError,))

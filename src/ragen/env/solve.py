@@ -6,23 +6,31 @@
     best_actions(env, env.reset(123, "val"), budget)    # a perfect agent's next answer
 
 This works on any environment whose `chances` lists the outcomes of a step, and calls the same `step` as play does. An
-environment may provide a faster way (`Environment.shortest_plan`, `Environment.random_success`).
+environment may provide a faster way (`Environment.shortest_plan`, `Environment.random_success`). A baseline that is
+unknown is a text with the reason: any text is an action, outcomes cannot be listed, part of the state is hidden.
 
 A perfect agent sees what ours sees: in a turn it commits to several actions at once, without seeing what the first ones
 did. On slippery ground that costs success, and the optimum includes that cost.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from ragen.env.base import Action, Environment, State, Transition
+from ragen.env.failure import call, level
 
 MAX_SEQUENCES = 20_000  # action sequences of one turn to compare; more would take too long
 MAX_STATES = 1_000_000  # states a search may visit
 TIE = 1e-12  # smaller differences are rounding
 
+Solver = Callable[[Environment, State, "Budget"], float]
 Values = dict[int | None, list[float]]  # actions left (None: enough for every turn) -> the value of each state
+
+
+class NoExactAnswer(ValueError):
+    """A game that is too large, or does not list its outcomes."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +53,63 @@ class Budget:
 
 @dataclass(frozen=True)
 class Baselines:
-    """Mean success over a set of levels."""
+    """Mean success over a set of levels, or why it is unknown."""
 
-    random: float
-    optimal: float
+    random: float | str
+    optimal: float | str
     num_levels: int
 
 
-def baselines(env: Environment, seeds: Iterable[int], split: str, budget: Budget) -> Baselines:
-    """The success of random and of perfect play, averaged over the levels of these seeds."""
-    states = [env.reset(seed, split) for seed in seeds]
+def baselines(
+    env: Environment, seeds: Iterable[int], split: str, budget: Budget, limit: float | None = None
+) -> Baselines:
+    """The success of random and of perfect play, averaged over the levels of these seeds.
+
+    `limit` is in seconds, for each level. Raises `EnvironmentFailed` with the level on which the environment failed.
+    """
+    name = type(env).__name__
+    states: list[State] = []
+    levels: dict[State, str] = {}  # the first seed of each, for messages
+    for seed in seeds:
+        states.append(call(partial(env.reset, seed, split), level(name, seed, split), limit))
+        levels.setdefault(states[-1], level(name, seed, split))
     if not states:
         raise ValueError("no seeds: a baseline needs at least one level")
+
+    def mean_of(solve: Solver) -> float | str:
+        def guarded(env: Environment, state: State, budget: Budget) -> float:
+            return call(partial(solve, env, state, budget), levels[state], limit, (NoExactAnswer,))
+
+        return mean_success(env, states, budget, guarded)
+
+    hidden = call(partial(hidden_information, env, states), f"{name}, {split} levels", limit)
+    return Baselines(mean_of(random_success), hidden or mean_of(optimal_success), len(states))
+
+
+def mean_success(env: Environment, states: Sequence[State], budget: Budget, solve: Solver) -> float | str:
+    """The mean over these starting states, or why it is unknown."""
     # Seeds can share a level (4x4 lakes often do), and equal states have equal futures: solve each once.
-    values = {state: (random_success(env, state, budget), optimal_success(env, state, budget)) for state in set(states)}
-    return Baselines(
-        random=sum(values[state][0] for state in states) / len(states),
-        optimal=sum(values[state][1] for state in states) / len(states),
-        num_levels=len(states),
-    )
+    try:
+        values = {state: solve(env, state, budget) for state in set(states)}
+    except NoExactAnswer as error:
+        return str(error)
+    return sum(values[state] for state in states) / len(states)
+
+
+def hidden_information(env: Environment, states: Iterable[State] = ()) -> str:
+    """Why the best play is unknown in a game that hides part of its state; empty where the agent sees all of it.
+
+    A search knows the whole state: it would play a hidden-information game with open cards. Such a game says so
+    (`Environment.HIDDEN_INFORMATION`), or is found by two levels that look alike and are not equal.
+    """
+    if env.HIDDEN_INFORMATION:
+        return f"{type(env).__name__} hides part of its state from the agent"
+    seen: dict[tuple[str, ...], State] = {}
+    for state in states:
+        look = (env.render(state), *env.action_names(state).values())
+        if seen.setdefault(look, state) != state:
+            return f"{type(env).__name__} has different levels that look alike: part of the state is hidden"
+    return ""
 
 
 def overlap(env: Environment, seeds_a: Iterable[int], split_a: str, seeds_b: Iterable[int], split_b: str) -> float:
@@ -80,6 +126,7 @@ def random_success(env: Environment, state: State, budget: Budget) -> float:
     known = env.random_success(state, budget.total)
     if known is not NotImplemented:
         return known
+    _check_actions(env, state)
     distribution = {state: 1.0}
     won = 0.0
     for _ in range(budget.total):
@@ -110,6 +157,8 @@ def best_actions(env: Environment, state: State, budget: Budget) -> tuple[Action
 def shortest_plan(env: Environment, state: State) -> tuple[Action, ...] | None:
     """The shortest sequence of actions that wins a game without chance, or None."""
     known = env.shortest_plan(state)
+    if known is NotImplemented:
+        _check_actions(env, state)
     return _search_plan(env, state, depth=None) if known is NotImplemented else known
 
 
@@ -117,7 +166,7 @@ def outcomes(env: Environment, state: State, action: Action) -> list[tuple[float
     """The (chance, transition) pairs of one action."""
     chances = env.chances(state, action)
     if chances is None:
-        raise ValueError(
+        raise NoExactAnswer(
             f"{type(env).__name__} cannot list the outcomes of {action!r}, so there is no exact baseline: "
             "override Environment.shortest_plan and Environment.random_success"
         )
@@ -136,7 +185,7 @@ def _search_plan(env: Environment, state: State, depth: int | None) -> tuple[Act
             for action in env.action_names(current):
                 branches = outcomes(env, current, action)
                 if len(branches) > 1:
-                    raise ValueError(f"{type(env).__name__} is a game of chance: it has no certain plan")
+                    raise NoExactAnswer(f"{type(env).__name__} is a game of chance: it has no certain plan")
                 transition = branches[0][1]
                 if transition.success:
                     return (*plan, action)
@@ -148,15 +197,21 @@ def _search_plan(env: Environment, state: State, depth: int | None) -> tuple[Act
     return None
 
 
+def _check_actions(env: Environment, state: State) -> None:
+    if not env.action_names(state):
+        raise NoExactAnswer(f"any text is an action in {type(env).__name__}, and texts cannot all be tried")
+
+
 def _check_size(env: Environment, num_states: int) -> None:
     if num_states > MAX_STATES:
-        raise ValueError(f"{type(env).__name__}: more than {MAX_STATES} states, too many for an exact answer")
+        raise NoExactAnswer(f"{type(env).__name__}: more than {MAX_STATES} states, too many for an exact answer")
 
 
 def _solve_turn(env: Environment, state: State, budget: Budget) -> tuple[float, tuple[Action, ...]]:
     """The optimal success and the actions of the next turn."""
     plan = env.shortest_plan(state)
     if plan is NotImplemented:
+        _check_actions(env, state)
         model = _Model(env, state, budget.total)
         if not model.is_certain:
             return _iterate_values(model, budget)
@@ -213,7 +268,7 @@ def _iterate_values(model: _Model, budget: Budget) -> tuple[float, tuple[Action,
     num_actions = max(map(len, model.branches), default=0)
     depth = min(budget.actions_per_turn, budget.actions)
     if num_actions**depth > MAX_SEQUENCES:
-        raise ValueError(
+        raise NoExactAnswer(
             f"{num_actions} actions, {depth} at a time, make {num_actions**depth} answers to compare in a game of "
             f"chance; the limit is {MAX_SEQUENCES}. Lower actions_per_turn"
         )

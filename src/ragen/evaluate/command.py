@@ -8,7 +8,7 @@ ragen eval --api-base http://127.0.0.1:8000/v1 --api-model pocket --env sokoban
 import argparse
 import math
 import os
-import shlex
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ragen.command_hint import hint
 from ragen.config.quoting import quoted
 from ragen.errors import ConfigError, RunFailed
 from ragen.evaluate import models
@@ -26,22 +27,25 @@ from ragen.invocation_dir import from_caller
 from ragen.store.lineage import is_path
 
 FRESH = "--fresh"
-STATUSES = {"finished": 0, "failed": 1, "stopped": 3}
+STATUSES = {"finished": 0, "failed": 1, "stopped": 3, "environment_failed": 4}
 LONGEST_TIMEOUT = 1_000_000  # seconds; sockets refuse an infinite one
 EXAMPLES = """a model is
   a Hugging Face directory or hub name, pocket, a checkpoint (.../global_step_200),
-  a run directory (its newest checkpoint; for fine-tuning the merged model), or the
-  summary log of an experiment (the same for each of its runs)
+  a run, by name or directory (its best checkpoint if it keeps one, else the newest;
+  for fine-tuning the merged model), or the summary log of an experiment (the newest
+  checkpoint of each of its runs)
 
 examples:
   ragen eval pocket
   ragen eval pocket --env frozenlake --episodes 128 --samples 8
+  ragen eval pocket-sokoban --with-base       # a run against the model it began from
   ragen eval checkpoints/RAGEN/mine/global_step_150 pocket --max-turns 5,25
   ragen eval --api-base http://127.0.0.1:8000/v1 --api-model mine --env sokoban
   ragen eval pocket --output results/mine --token-ids output.format=jsonl
 
 Run the same command to resume an interrupted evaluation. Exit status: 0 done,
-1 some episodes failed, 2 wrong usage, 3 the budget was spent, 130 interrupted.
+1 some episodes failed, 2 wrong usage, 3 the budget was spent, 4 the environment
+failed in too many episodes, 130 interrupted.
 """
 
 
@@ -150,7 +154,7 @@ def _filled(kind: type, options: argparse.Namespace, **values: Any) -> Any:
 
 
 def _local_models(name: str, dry_run: bool) -> list[LocalModel]:
-    if not name.endswith(".log"):
+    if not re.search(r"\.log(\.\d+)?$", name):
         return [models.local_model(name)]
     if dry_run and not Path(name).exists():
         return [LocalModel(name, f"every run of {name}, which does not exist yet")]
@@ -206,10 +210,9 @@ def describe(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespa
 
 
 def _run(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespace, resume: str) -> int:
-    from rich.console import Console
-
     from ragen.evaluate.report import print_table
     from ragen.evaluate.run import EvaluationPlan, ServerOptions, evaluate
+    from ragen.terminal import Screen
 
     server = _filled(ServerOptions, options)
     try:
@@ -219,7 +222,7 @@ def _run(wanted: Wanted, found: Sequence[Setting], options: argparse.Namespace, 
         raise
     except RunFailed as error:
         raise RunFailed(f"{error}\n{resume}") from error
-    print_table(result.rows, Console())
+    print_table(result.rows, Screen())
     print(f"episodes: {result.path}")
     if result.report is not None:
         print(f"report: {result.report}")
@@ -232,4 +235,4 @@ def how_to_resume(arguments: Sequence[str]) -> str:
     """Without `--fresh`, which would discard what has been finished."""
     kept = [argument for argument in arguments if argument != FRESH]
     command = "the same command" if len(kept) == len(arguments) else f"the same command without {FRESH}"
-    return f"finished episodes are kept; run {command} to resume: ./ragen eval {shlex.join(kept)}"
+    return f"finished episodes are kept; run {command} to resume: {hint('eval', *kept)}"

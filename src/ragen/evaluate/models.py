@@ -20,8 +20,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ragen.config.pocket_defaults import NAMES as EMBEDDED
+from ragen.config.pocket_defaults import PACKAGED
 from ragen.errors import ConfigError
 from ragen.store import manifest
+from ragen.store.find_run import run_or_checkpoint
 from ragen.store.lineage import (
     CHECKPOINT,
     MERGED,
@@ -117,6 +119,8 @@ def _check_address(base: str) -> None:
 def local_model(name: str) -> LocalModel:
     """The model that a command line argument means. A directory without a model is refused."""
     folder = Path(name).expanduser()
+    if not folder.is_dir() and name not in PACKAGED:
+        folder = run_or_checkpoint(name) or folder
     if not folder.is_dir():
         if is_path(name):
             raise ConfigError(f"model {name}: directory not found{_similar(folder)}")
@@ -162,14 +166,14 @@ def _of_checkpoint(folder: Path) -> LocalModel:
     return LocalModel(str(actor), f"{path.parent.name}/{path.name}", run_of(path))
 
 
-def model_of_run(run: Path) -> LocalModel | None:
-    """The merged model of finished fine-tuning, which is the best of its checkpoints; else the newest checkpoint."""
+def model_of_run(run: Path, best: bool = True) -> LocalModel | None:
+    """The merged model of finished fine-tuning, else the best checkpoint if the run keeps one, else the newest."""
     merged = run.resolve().parent / MERGED
     has_finished = (RunFolder(run).read_finished() or {}).get("status") == "finished"
     if has_finished and holds_model(merged) and is_tuning(run):
         return _of_model_folder(merged)
-    newest = newest_checkpoint(run)
-    return None if newest is None else _of_checkpoint(newest)
+    chosen = (manifest.best(run) if best else None) or newest_checkpoint(run)
+    return None if chosen is None else _of_checkpoint(chosen)
 
 
 def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: None) -> list[LocalModel]:
@@ -178,7 +182,7 @@ def models_of_experiment(log: Path, note: Callable[[str], None] = lambda text: N
         raise ConfigError(f"{log}: not the log of an experiment; `ragen sweep` writes one, with a .json beside it")
     record = read_record(record_path(log))
     cells = [cell for cells in record.by_setting().values() for cell in cells]
-    models = [(cell.name, model_of_run(record.run_folder(cell))) for cell in cells]
+    models = [(cell.name, model_of_run(record.run_folder(cell), best=False)) for cell in cells]
     found = [model for _, model in models if model is not None]
     without = f"{log}: no checkpoint of {', '.join(name for name, model in models if model is None)}"
     if not found:

@@ -32,15 +32,26 @@ from ragen.env.base import Action, Environment, State
 from ragen.errors import ConfigError, nearest_of
 from ragen.rollout.collect import World
 from ragen.store import json_lines
-from ragen.store.episodes import episode_record
+from ragen.store.episodes import TURN, episode_record
 from ragen.store.free_name import next_free, numbered
 from ragen.store.fsync import write_whole
 from ragen.store.lock import locked
+from ragen.store.reading import NUMBER, read_bytes
 from ragen.types import Episode, EpisodeState, Turn, TurnResult
 
 KEYS = ("messages", "rewards", "success", "metadata", "turns")
 METADATA = ("tag", "split", "seed", "group", "member", "num_actions", "success", "ended_by")  # others are renamed
 BATCH_KEYS = {"input_ids": "ids", "loss_mask": "sampled", "log_probs": "log_probs"}  # published name -> ours
+# What a journal must hold of an episode to be read again.
+RECORD = {
+    "messages": [{"role": str, "content": str}],
+    "rewards": [NUMBER],
+    "success": bool,
+    "metadata": dict.fromkeys(("seed", "group", "member", "num_actions"), int)
+    | {"tag": str, "split": str, "ended_by": str, "success": bool, "total_reward": NUMBER, "total_penalty": NUMBER},
+    "turns": [TURN | {"is_invalid": bool, "num_tokens": (int, type(None))}],
+    "sequences": [{"ids": [int], "sampled": [[int]], "log_probs": [NUMBER]}],
+}
 ENDINGS = (".jsonl", ".md", ".html")  # the files of an evaluation
 
 
@@ -145,7 +156,8 @@ def episode_of(record: Mapping[str, Any], world: World) -> Episode:
         warn_invalid=bool(turns) and turns[-1].result.num_valid == 0,
         ended_by=metadata["ended_by"],
     )
-    return Episode(metadata["tag"], seed, split, group, member, record["messages"][0]["content"], tuple(turns), final)
+    texts = {"system_text": record["messages"][0]["content"], "final_text": world.env.render(state)}
+    return Episode(metadata["tag"], seed, split, group, member, turns=tuple(turns), final=final, **texts)
 
 
 def _token_ids(record: Mapping[str, Any]) -> Iterator[tuple[tuple[int, ...], bool, tuple[int, ...], tuple[float, ...]]]:
@@ -229,5 +241,5 @@ def _owner(path: Path) -> Path:
 def _is_free(path: Path, evaluation: str) -> bool:
     """The name is this evaluation's, or nobody's."""
     if _owner(path).exists():
-        return _owner(path).read_text(encoding="utf-8") == evaluation
+        return read_bytes(_owner(path)) == evaluation.encode()
     return not any(path.with_suffix(ending).exists() for ending in ENDINGS)

@@ -20,7 +20,7 @@ from ragen.env.registry import make
 from ragen.evaluate.metrics import difference
 from ragen.evaluate.run import ModelResult
 from ragen.evaluate.setting import Setting
-from ragen.format import in_points, markdown_table, percent
+from ragen.format import harmless, in_points, markdown_table, percent
 from ragen.report import charts, pages, replay
 from ragen.report.charts import Bar, BarGroup
 from ragen.statistics import Estimate
@@ -72,7 +72,7 @@ def _baseline(name: str, rows: Sequence[ModelResult], shown: Sequence[ModelResul
     for max_turn in dict.fromkeys(row.max_turn for row in shown):
         reached = next(row.reached for row in shown if row.max_turn == max_turn)
         value = getattr(reached, name)
-        texts = {"model": f"{name} play", "turns": str(max_turn), "notes": value}
+        texts = {"model": f"{name} play", "turns": str(max_turn), "success": "unknown", "notes": value}
         if isinstance(value, float):
             is_whole = reached.num_levels >= max(len(row.asked) for row in shown)
             texts |= {"success": percent(value), "notes": "exact"}
@@ -173,12 +173,11 @@ def write_report(
     tags = list(dict.fromkeys(row.tag for row in rows))
     models = list(dict.fromkeys(row.model for row in rows))
     config = settings[0].config
-    envs = {tag: make(config.custom_envs[tag]) for tag in tags}
-    symbols = {tag: env.symbols() for tag, env in envs.items()}
+    symbols = {tag: make(config.custom_envs[tag]).symbols() for tag in tags}
     exhibits = []
     for (model, setting), episodes in zip(product(models, settings), examples, strict=True):
         for episode in episodes:
-            record = episode_record(episode, 0, lambda tag, state: envs[tag].render(state))
+            record = episode_record(episode, 0)
             record["title"] = f"{model}, {setting.max_turn} turns"
             kind = "solved" if episode.final.success else "not solved"
             exhibits.append(replay.view(replay.Exhibit(kind, (record,)), symbols))
@@ -200,7 +199,7 @@ def write_report(
         symbol_keys=replay.symbol_keys(symbols),
         path=path,
     )
-    write_whole(path.with_suffix(".md"), markdown(rows).encode("utf-8", errors="replace"))
+    write_whole(path.with_suffix(".md"), harmless(markdown(rows)).encode("utf-8", errors="replace"))
     write_whole(path.with_suffix(".html"), page.encode("utf-8", errors="replace"))
     return path.with_suffix(".html")
 

@@ -12,7 +12,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import cache, partial
@@ -25,22 +25,26 @@ from ragen.config.schema import Config
 from ragen.config.tree import to_dict
 from ragen.engine.base import Engine, Prompt, Sampled
 from ragen.env.baseline_budget import Baselines, baselines_within_budget
-from ragen.errors import RunFailed
+from ragen.env.failure import EnvironmentFailed, call, level
+from ragen.errors import ConfigError, RunFailed
 from ragen.evaluate import output as files
 from ragen.evaluate.api import CharacterChat, ServerEngine
 from ragen.evaluate.client import Budget, Client, ServerGone
 from ragen.evaluate.metrics import Measured, Outcome, measure, outcome_of
 from ragen.evaluate.models import LocalModel, Model, ServerModel, max_positions
 from ragen.evaluate.setting import LENGTH, Setting, Wanted
-from ragen.rollout.collect import GroupRequest, PlayedEpisode, World
+from ragen.format import counted, harmless
+from ragen.rollout.collect import FailedGroup, GroupRequest, PlayedEpisode, World
 from ragen.run.progress import progress
 from ragen.store import json_lines
 from ragen.store.journal import EpisodeKey, Journal
 from ragen.train import validation
+from ragen.train.failures import draws_of, record_of
 from ragen.train.levels import with_turns
 from ragen.types import Episode, Group
 
 NO_LIMIT = 1 << 60
+FAILURES = ".failures.jsonl"
 MAX_ROWS = 256  # episodes in flight, unless data.val_batch_size is set
 
 Note = Callable[[str], None]
@@ -105,7 +109,9 @@ class ModelResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    status: str  # `finished`, `failed` (some episodes could not be played) or `stopped` (the budget was spent)
+    # `finished`, `failed` (some episodes could not be played), `environment_failed` (too many of them, because of the
+    # environment) or `stopped` (the budget was spent)
+    status: str
     rows: list[ModelResult]
     path: Path
     report: Path | None
@@ -116,7 +122,7 @@ def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | Non
     from ragen.evaluate.report import write_report
     from ragen.model.load import find_model
 
-    note = note or (lambda text: print(text, file=sys.stderr, flush=True))
+    note = note or (lambda text: print(harmless(text), file=sys.stderr, flush=True))
     output = plan.settings[0].config.output
     files.check_keys(output)
     path = files.output_path(output, now or datetime.now())
@@ -157,8 +163,20 @@ def evaluate(plan: EvaluationPlan, note: Note | None = None, now: datetime | Non
     if is_whole and not plan.keep_journal:
         for game in games:
             game.journal.remove()
+    _write_failures(path.with_suffix(FAILURES), [record for game in games for record in game.failure_records()], note)
     status = "finished" if is_whole else "stopped" if any(row.num_left for row in rows) else "failed"
+    if any(game.is_past_share for game in games):
+        status = "environment_failed"
     return Evaluation(status, rows, path, report)
+
+
+def _write_failures(path: Path, records: Sequence[dict[str, Any]], note: Note) -> None:
+    """The episodes that an environment did not let finish, with what was said."""
+    if records:
+        json_lines.write(path, records)
+        note(f"failed episodes: {path}")
+    else:
+        path.unlink(missing_ok=True)  # of an evaluation that this one replaces
 
 
 class _Game:
@@ -166,13 +184,15 @@ class _Game:
 
     def __init__(self, model: Model, setting: Setting, plan: EvaluationPlan):
         self.model, self.setting, self.split = model, setting, plan.wanted.split
-        self.journal = Journal(setting.config.output.dir, identity(model, setting, self.split, plan.server))
+        setting_of = identity(model, setting, self.split, plan.server)
+        self.journal = Journal(setting.config.output.dir, setting_of, files.RECORD)
         self.requests: dict[EpisodeKey, GroupRequest] = {
             (request.tag, request.seed, request.group, member): request
             for request in requests(setting.config, self.split)
             for member in range(request.size)
         }
         self.failures: dict[EpisodeKey, str] = {}
+        self.environment_failures: dict[EpisodeKey, FailedGroup] = {}  # those of them that are the environment's
         if self.journal.path.exists():
             with self.journal.opened():  # to read what was played
                 pass
@@ -204,8 +224,24 @@ class _Game:
     def examples(self) -> list[Episode]:
         """Up to two levels won and two lost."""
         won, lost = ([record for record in self.records if record["success"] is end] for end in (True, False))
-        worlds = self.worlds
-        return [files.episode_of(record, worlds[record["metadata"]["tag"]]) for record in won[:2] + lost[:2]]
+        worlds, episodes = self.worlds, []
+        for record in won[:2] + lost[:2]:
+            tag, seed = record["metadata"]["tag"], record["metadata"]["seed"]
+            world = worlds[tag]
+            replay = partial(files.episode_of, record, world)
+            with suppress(EnvironmentFailed):  # it was played once, and does not have to work again
+                episodes.append(call(replay, level(tag, seed, self.split), world.time_limit, (ConfigError,)))
+        return episodes
+
+    def failure_records(self) -> list[dict[str, Any]]:
+        kind, attempt = f"{self.model.label}, {self.setting.max_turn} turns", self.setting.config.es_manager.env_retries
+        return [record_of(group, 0, kind, attempt, dropped=True) for group in self.environment_failures.values()]
+
+    @property
+    def is_past_share(self) -> bool:
+        """Whether the environment failed so often that the numbers say little."""
+        num, share = len(self.environment_failures), self.setting.config.es_manager.max_failed_share
+        return num > share * len(self.requests) or 0 < num == len(self.requests)
 
 
 def server_notes(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -308,12 +344,12 @@ class EvaluatedEpisode(PlayedEpisode):
 
     on_end: Callable[["EvaluatedEpisode"], None]
     has_ended: bool = False
-    failure: str = ""
+    server_failure: str = ""
     num_tokens: list[int | None] = field(default_factory=list)
 
     def prompt(self) -> Prompt | None:
         prompt = super().prompt()
-        if prompt is None and not self.has_ended:
+        if prompt is None and self.failure is None and not self.has_ended:
             self.has_ended = True
             self.on_end(self)
         return prompt
@@ -331,7 +367,7 @@ class EvaluatedEpisode(PlayedEpisode):
         self.prompt()
 
     def fail(self, reason: str) -> None:
-        self.failure = reason
+        self.server_failure = reason
 
 
 def _play_model(model: Model, games: Sequence[_Game], plan: EvaluationPlan, budget: Budget, note: Note) -> None:
@@ -346,6 +382,8 @@ def _play_model(model: Model, games: Sequence[_Game], plan: EvaluationPlan, budg
     for game in games:
         with game.journal.opened():
             num_done = len(game.records)
+            for text in game.journal.notes:
+                note(f"note: {text}; its episodes are played again")
             if num_done:
                 note(f"{model.label}: {num_done} episodes are already in the journal")
             if game.missing:  # otherwise the model is not loaded
@@ -358,24 +396,42 @@ def _play(game: _Game, player: Player, num_done: int, note: Note) -> None:
     length, limit = config.actor_rollout_ref.rollout.max_model_len, player.max_positions
     if limit is not None and length > limit:
         note(f"note: {label} was made for {limit} tokens, and a conversation may take {length}: replies may degrade")
-    episodes = _episodes(game, player, missing)
     engine = player.engine(config)
     if isinstance(engine, ServerEngine):
         engine.has_played = num_done > 0
     with progress(f"{label}, {game.setting.max_turn} turns", len(game.requests), "episodes") as advance:
         advance(num_done)
-        try:
-            engine.run(episodes, validation.validation_sampling(config), advance)
-        except ServerGone as error:  # what was finished is reported all the same
-            note(str(error))
-            for episode in episodes:
-                episode.fail(episode.failure or str(error))
-    for key, episode in zip(missing, episodes, strict=True):
-        if episode.failure and key not in game.journal.records:
-            game.failures[key] = episode.failure
+        for attempt in range(config.es_manager.env_retries + 1):
+            episodes = _episodes(game, player, missing, attempt)
+            try:
+                engine.run(episodes, validation.validation_sampling(config), advance)
+            except ServerGone as error:  # what was finished is reported all the same
+                note(str(error))
+                for episode in episodes:
+                    episode.fail(episode.server_failure or str(error))
+            _take_failures(game, missing, episodes)
+            missing = list(game.environment_failures)
+            if not missing:
+                return
+    first = next(iter(game.environment_failures.values())).failure
+    note(f"{label}: the environment failed in {counted(len(missing), 'episode')}, which are not scored: {first}")
 
 
-def _episodes(game: _Game, player: Player, keys: Sequence[EpisodeKey]) -> list[EvaluatedEpisode]:
+def _take_failures(game: _Game, keys: Sequence[EpisodeKey], episodes: Sequence[EvaluatedEpisode]) -> None:
+    """Which of these episodes failed. They replace what an earlier attempt said about them."""
+    for key, episode in zip(keys, episodes, strict=True):
+        game.failures.pop(key, None)
+        game.environment_failures.pop(key, None)
+        if key in game.journal.records:
+            continue
+        if episode.failure is not None:
+            game.failures[key] = f"the environment failed ({episode.failure.reason})"
+            game.environment_failures[key] = FailedGroup.of(episode, [episode])
+        elif episode.server_failure:
+            game.failures[key] = episode.server_failure
+
+
+def _episodes(game: _Game, player: Player, keys: Sequence[EpisodeKey], attempt: int) -> list[EvaluatedEpisode]:
     """The episodes to play; each is written to the journal when it ends."""
     config, max_turn = game.setting.config, game.setting.max_turn
     sampling = asdict(validation.validation_sampling(config))
@@ -387,7 +443,7 @@ def _episodes(game: _Game, player: Player, keys: Sequence[EpisodeKey]) -> list[E
         record = files.record_of(ended, episode.world, "", meta_info, episode.num_tokens)
         game.journal.append(key, record | {"notes": player.notes()})
 
-    worlds, draws = worlds_of(player, config), ("val", config.seed.val)
+    worlds, draws = worlds_of(player, config), draws_of(("val", config.seed.val), attempt)
     return [
         EvaluatedEpisode(worlds[key[0]], game.requests[key], key[-1], draws, on_end=partial(on_end, key))
         for key in keys

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ragen.command_hint import hint
 from ragen.config import derive, pocket_defaults, v1
 from ragen.config.compose import Resolved
 from ragen.config.quoting import quoted
@@ -123,7 +124,7 @@ def _check(wanted: Wanted, typed: set[str]) -> None:
             raise ConfigError(f"{OPTIONS[key]} and {key} set the same value: keep one of them")
     for key in ("model_path", "model.base_model", TUNED):
         if key in typed:
-            raise ConfigError(f"{key}: name a model without a key, such as `ragen eval {wanted.models[0].name}`")
+            raise ConfigError(f"{key}: name a model without a key, such as `{hint('eval', wanted.models[0].name)}`")
 
 
 def _resolve(wanted: Wanted, overrides: Sequence[str]) -> Resolved:

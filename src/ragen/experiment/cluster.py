@@ -13,14 +13,21 @@ experiment under the same path.
 
 import logging
 import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragen.errors import ConfigError, RunFailed
 from ragen.experiment import run_process
 
 HERE = {"num_gpus": 0, "include_dashboard": False, "object_store_memory": 100 << 20}  # bytes: nothing large travels
+MARK = "RAGEN_SWEEP"  # an environment variable that all processes of our own Ray share
 MOST_STARTS = 3
 QUIET = {"logging_level": logging.CRITICAL, "log_to_driver": False}
 SETTINGS = {
@@ -120,14 +127,40 @@ def connected(address: str | None, num_devices: int) -> Iterator[Cluster]:
     os.environ.update({name: value for name, value in SETTINGS.items() if name not in os.environ})
     import ray
 
-    if address is None:
-        _start_here(ray, num_devices)
-    else:
-        _join(ray, address)
+    with _cleaned_up() if address is None else nullcontext():
+        with _own_sigterm():
+            _start_here(ray, num_devices) if address is None else _join(ray, address)
+        try:
+            yield Cluster(ray, num_devices, is_own=address is None)
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _cleaned_up() -> Iterator[None]:
+    """Nothing that is started within outlives this process, even if it is killed: see `ray_cleanup.py`."""
+    mark = uuid.uuid4().hex
+    script = str(Path(__file__).resolve().with_name("ray_cleanup.py"))
+    command = [sys.executable, "-I", script, f"{MARK}={mark}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # its exit closes stdin and waits
+        os.environ[MARK] = mark
+        try:
+            yield
+        finally:
+            del os.environ[MARK]
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Ray's handler of SIGTERM ends a process with status 15, and would replace ours."""
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        yield Cluster(ray, num_devices, is_own=address is None)
+        yield
+    except SystemExit as error:
+        raise SystemExit(128 + signal.SIGTERM if error.code == signal.SIGTERM else error.code) from None
     finally:
-        ray.shutdown()
+        if threading.current_thread() is threading.main_thread():  # elsewhere Ray sets none
+            signal.signal(signal.SIGTERM, before)
 
 
 def _start_here(ray: Any, num_devices: int) -> None:

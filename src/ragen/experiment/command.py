@@ -10,18 +10,21 @@ import argparse
 import json
 import os
 import re
-import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
+from ragen.command_hint import hint
+from ragen.config.devices import VARIABLE, normal_list
 from ragen.errors import ConfigError, did_you_mean
 from ragen.experiment import devices, evaluation
 from ragen.experiment.check import check_all
 from ragen.experiment.cluster import Device
 from ragen.experiment.expand import ALL, NONE, plans, statuses
-from ragen.experiment.plan import Options, Plan, overrides_on
+from ragen.experiment.plan import Options, Plan, cluster_address, overrides_on
 from ragen.experiment.spec import OptionSpec, Spec, load, names
 from ragen.experiment.template import count, counts, make, number, split
 from ragen.extras import require
@@ -72,7 +75,7 @@ def sweep(arguments: Sequence[str]) -> int:
             print(json.dumps(line, ensure_ascii=False))
         if plan.options.evaluate_turns:
             then = evaluation.eval_arguments(plan, [cell.checkpoint_dir for cell in plan.cells])
-            print(f"then: ./ragen eval {shlex.join(then)}", file=sys.stderr)
+            print(f"then: {hint('eval', *then)}", file=sys.stderr)
     return 0
 
 
@@ -172,7 +175,16 @@ def read_options(spec: Spec, arguments: list[str], caller: str = "") -> Options:
         typed["model"] = _model(typed["model"], caller)
     given = {name: text for name, text in typed.items() if not name.startswith("own_") and text is not None}
     read = {name: READERS[name](text, f"--{name.replace('_', '-')}") for name, text in given.items() if name in READERS}
-    return Options(**given | read, settings=tuple(_own_settings(spec, typed, caller)), overrides=tuple(overrides))
+    settings = tuple(_own_settings(spec, typed, caller))
+    return _on_this_machine(Options(**given | read, settings=settings, overrides=tuple(overrides)))
+
+
+def _on_this_machine(options: Options) -> Options:
+    """With the devices that `--gpus` stands for. A dry run needs none."""
+    visible = os.environ.get(VARIABLE)
+    if cluster_address(options) is not None or (options.dry_run and not normal_list(visible, f"variable {VARIABLE}")):
+        return options
+    return replace(options, gpus=devices.chosen(options.gpus, visible))
 
 
 def _own_settings(spec: Spec, typed: Mapping[str, Any], caller: str) -> Iterator[tuple[str, str]]:
@@ -224,7 +236,7 @@ def own_options(spec: Spec) -> list[OptionSpec]:
 
 def make_parser(spec: Spec) -> argparse.ArgumentParser:
     shown = load(spec.series[0]["plan"]) if spec.series else spec
-    script = f"bash {spec.script}" if spec.script else f"ragen sweep {spec.id}"
+    script = f"bash {spec.script}" if Path(spec.script or "?").exists() else f"ragen sweep {spec.id}"
     options = own_options(spec)
     first = [] if any(option.required for option in options) else ["--dry-run"]
     examples = "".join(f"  {script} {example}\n" for example in [*first, *spec.examples])
@@ -260,7 +272,10 @@ def _common(spec: Spec) -> Mapping[str, dict[str, Any]]:
     turns = ",".join(map(str, spec.evaluate.max_turns)) or NONE
     between = "two batches" if spec.batch else "two runs of a slot"
     options: dict[str, dict[str, Any]] = {
-        "gpus": {"metavar": "LIST", "help": "devices in order, or cpu once for each run at a time (default: all)"},
+        "gpus": {
+            "metavar": "LIST",
+            "help": "devices in order, within CUDA_VISIBLE_DEVICES; or cpu once for each run at a time (default: all)",
+        },
         "gpus-per-exp": {"metavar": "N", "help": "consecutive devices of a run (default 1)"},
         "steps": {"metavar": "N", "help": f"training steps{steps}"},
         "model": {"action": _Model, "metavar": "NAME", "help": f"hub name, directory, or pocket{model}"},

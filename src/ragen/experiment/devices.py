@@ -1,11 +1,15 @@
 """The devices that runs are placed on: what `--gpus` lists, which are free, and the nodes that have them.
 
     read("0,1,2,3")                                     # ("0", "1", "2", "3"); cpu,cpu: two runs at once, without a GPU
+    chosen(("0", "1"), "2,3")                           # ("2", "3"): places in CUDA_VISIBLE_DEVICES
     check(("0", "1", "2"), 2)                           # ConfigError: 3 GPUs cannot be cut into slots of 2
     pool = Pool(Device("here", number, name) for number, name in enumerate(("0", "1", "2", "3")))
     slot = pool.take(2, now=0.0)                        # the first two neighbours that are free, or None
     pool.give_back(slot, free_at=30.0)                  # after a pause
     nodes = Nodes(plan, cluster, ("0", "1"), {})        # these devices of every node; () for all that a node has
+
+Where CUDA_VISIBLE_DEVICES is set, a number of `--gpus` is a place in it, and the default is all that it lists. It is
+about this machine, so an existing cluster (`--ray-address`) ignores it.
 
 Ray starts and watches runs, but their devices are chosen here: a run gets consecutive devices of one node, beginning at
 a multiple of its size, and the first ones that are free, as documented. Nothing here needs torch: `--dry-run` works on
@@ -18,7 +22,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from ragen.config.devices import normal_list
+from ragen.command_hint import hint
+from ragen.config.devices import VARIABLE, normal_list
 from ragen.errors import ConfigError
 from ragen.experiment.cluster import Cluster, Device, Node, Slot
 from ragen.experiment.plan import CPU, Plan
@@ -33,15 +38,55 @@ LOOK_AT_NODES = 5.0  # seconds
 
 
 def read(text: str) -> tuple[str, ...]:
-    """The devices of `--gpus`."""
+    """The devices of `--gpus`, as they were typed."""
     devices = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not devices:
-        raise ConfigError(f"--gpus {text!r}: no device; write numbers (0,1), or cpu for a run without a GPU")
-    if set(devices) == {CPU}:
+    if devices and set(devices) == {CPU}:
         return devices
     if CPU in devices:
         raise ConfigError(f"--gpus {text}: GPUs and cpu in one list; choose one kind")
-    return tuple(normal_list(list(devices), "--gpus").split(","))
+    listed = normal_list(list(devices), "--gpus")
+    if not listed:
+        raise ConfigError(f"--gpus {text!r}: no device; write numbers (0,1), or cpu for a run without a GPU")
+    return tuple(listed.split(","))
+
+
+def chosen(typed: tuple[str, ...] | None, visible: str | None) -> tuple[str, ...] | None:
+    """The devices of this machine that were typed; all where none were. None: those that the driver lists.
+
+    `visible` is CUDA_VISIBLE_DEVICES, None where it is not set.
+    """
+    if visible is None or CPU in (typed or ()):
+        return typed
+    listed = tuple(device for device in normal_list(visible, f"variable {VARIABLE}").split(",") if device)
+    if not listed:
+        raise ConfigError(f"{VARIABLE}={visible!r} hides every GPU: unset it, or use --gpus cpu")
+    if typed is None:
+        return listed
+    found = tuple(_place(device, listed, typed) for device in typed)
+    if len(set(found)) < len(found):
+        raise ConfigError(f"--gpus {','.join(typed)}: a device of {VARIABLE}={','.join(listed)} is listed twice")
+    return found
+
+
+def _place(device: str, listed: Sequence[str], typed: Sequence[str]) -> str:
+    """A number is a place in the list; a name, or its beginning, is in the list."""
+    if device.isdecimal():
+        named = [listed[int(device)]] if int(device) < len(listed) else []
+    else:
+        named = [other for other in listed if other.startswith(device)]
+    if len(named) == 1:
+        return named[0]
+    places = "0" if len(listed) == 1 else f"0 to {len(listed) - 1}"
+    what = f"place {device}" if device.isdecimal() else f"device {device}"
+    raise ConfigError(
+        f"--gpus {','.join(typed)}: {VARIABLE}={','.join(listed)} has no {what}; --gpus counts its entries, {places}"
+    )
+
+
+def as_typed(devices: Sequence[str], visible: str | None) -> str:
+    """What `--gpus` has to be for these devices: the opposite of `chosen`."""
+    listed = normal_list(visible, f"variable {VARIABLE}").split(",")
+    return ",".join(str(listed.index(device)) if device in listed else device for device in devices)
 
 
 def discover() -> tuple[str, ...]:
@@ -82,7 +127,7 @@ def named(devices: Sequence[str], names: Sequence[str], where: str = "") -> dict
     if len(names) < len(devices):
         raise ConfigError(
             f"--gpus {','.join(devices)}: torch finds {len(names) or 'none'} of these {len(devices)} GPUs{where}; list "
-            "existing ones (./ragen doctor shows them), or use --gpus cpu"
+            f"existing ones ({hint('doctor')} shows them), or use --gpus cpu"
         )
     return dict(zip(devices, names, strict=True))
 

@@ -19,6 +19,7 @@ from ragen.evaluate.models import newest_checkpoint
 from ragen.evaluate.output import ENDINGS
 from ragen.experiment import devices, run_process
 from ragen.experiment.plan import CPU, Plan
+from ragen.format import harmless
 from ragen.store.free_name import rotate
 from ragen.store.sweep_results import SummaryLog, reported_path
 
@@ -48,7 +49,7 @@ def evaluate(plan: Plan) -> int:
         offset = file.seek(0, 2)
 
         def show_output() -> None:
-            print(decoder.decode(file.read()), end="", flush=True)
+            print(harmless(decoder.decode(file.read())), end="", flush=True)
 
         ended = run_process.run_child(job, show_output)
         show_output()

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ragen.config import keys
+from ragen.config.overrides import read_overrides
 from ragen.errors import ConfigError, did_you_mean, nearest_of
-from ragen.experiment import devices, probed_checkpoint, search
+from ragen.experiment import devices, labels, probed_checkpoint, search
 from ragen.experiment.plan import CPU, Options, Plan, in_batches
 from ragen.experiment.spec import OptionSpec, Spec, load
 from ragen.experiment.template import ConfigView, Value, Variables, choose, count, labelled, make, same_value, split
@@ -85,6 +86,7 @@ def _expand(spec: Spec, options: Options) -> Plan:
         notes += checkpoint.notes(options.steps)
     points: dict[str, list[str]] = {}  # label -> its values
     headings: dict[str, str] = {}
+    labelled: dict[tuple[str, ...], dict[str, labels.Label]] = {}  # by start
     cells, reference = [], None
     for grid in _grids(spec, shared, texts):
         headings |= {grid.group: grid.heading} if grid.heading else {}
@@ -95,6 +97,9 @@ def _expand(spec: Spec, options: Options) -> Plan:
                 if spec.reference is not None and len(values) == 1 and same_value(values[0].text, spec.reference):
                     reference = reference or cell.setting
                 cells.append(cell)
+            start, of_point = _labels(spec, shared | fixed | grid.fixed, point, variables)
+            labelled.setdefault(start, {}).update(of_point)
+    labels.check(spec, texts, labelled, options.overrides)
     for label, same in points.items():
         if len(same) > 1:
             both = " and ".join(same[:2])
@@ -143,7 +148,6 @@ def _with_defaults(spec: Spec, options: Options) -> Options:
         if options.ray_address:
             raise ConfigError("--ray-address: this experiment takes all GPUs for one run; list them with --gpus LIST")
         gpus = devices.discover()
-    skip = dict(options.settings).get("skip_statuses", ",".join(options.skip_statuses))
     return replace(
         options,
         gpus=gpus,
@@ -152,8 +156,16 @@ def _with_defaults(spec: Spec, options: Options) -> Options:
         model=options.model if "model" in spec.options else options.model or spec.model,
         resume=options.resume or spec.always_resume,
         evaluate_turns=spec.evaluate.max_turns if options.evaluate_turns is None else options.evaluate_turns,
-        skip_statuses=() if skip in ("", NONE) else statuses(skip, "--skip-statuses", STATUSES),
+        skip_statuses=_skipped(spec, options),
     )
+
+
+def _skipped(spec: Spec, options: Options) -> tuple[str, ...]:
+    """The statuses that a resumed experiment skips: those of its option, where it has one."""
+    if "skip_statuses" not in spec.options:
+        return options.skip_statuses
+    text = dict(options.settings).get("skip_statuses", spec.options["skip_statuses"].default or NONE)
+    return () if text == NONE else statuses(text, "--skip-statuses", STATUSES)
 
 
 def _settings(spec: Spec, options: Options) -> tuple[dict[str, str], dict[str, str]]:
@@ -289,8 +301,7 @@ def _cells(
     make_variables: Callable[[Mapping[str, Any], tuple[str, ...]], Variables],
 ) -> Iterator[Cell]:
     """The runs of one point of a grid, one for each seed."""
-    values = {**known, **point, "axes": "_".join(f"{name}_{value}" for name, value in point.items())}
-    start = tuple(map(Variables(values, spec.derived, None).fill, spec.start))
+    values, start = _point(spec, known, point)
     variables = make_variables(values, start)
     name = variables["name"] = variables.fill(grid.name)
     label = variables.fill(spec.label)
@@ -328,6 +339,23 @@ def _cells(
         )
 
 
+def _point(spec: Spec, known: Mapping[str, Any], point: Mapping[str, Value]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The variables of a point of a grid, and what `ragen train` gets first."""
+    values = {**known, **point, "axes": "_".join(f"{name}_{value}" for name, value in point.items())}
+    return values, tuple(map(Variables(values, spec.derived, None).fill, spec.start))
+
+
+def _labels(
+    spec: Spec,
+    known: Mapping[str, Any],
+    point: Mapping[str, Value],
+    make_variables: Callable[[Mapping[str, Any], tuple[str, ...]], Variables],
+) -> tuple[tuple[str, ...], dict[str, labels.Label]]:
+    """What the labels of a point's runs speak of, and the start of these runs."""
+    values, start = _point(spec, known, point)
+    return start, labels.labels_of(spec, point, spec.overrides, make_variables(values, start))
+
+
 def _num_gpus(spec: Spec, options: Options, variables: Variables) -> int:
     if CPU in (options.gpus or ()):
         return 1
@@ -355,11 +383,12 @@ def _check_overrides(spec: Spec, overrides: Sequence[str]) -> None:
     if spec.num_gpus == ALL:
         owned |= dict.fromkeys(("trainer.n_gpus_per_node", "system.n_gpus"), "use --gpus: the run takes all of them")
     for override in overrides:
-        key = override.lstrip("+~").partition("=")[0]
         if "=" not in override and not override.startswith("~"):
             raise ConfigError(f"{override!r} after --: takes key=value")
-        if key in owned:
-            raise ConfigError(f"{override} after --: {owned[key]}")
+        key = override.lstrip("+~").partition("=")[0]
+        within = [key, *(item.key for item in read_overrides([override], None) if keys.is_group(key))]
+        if refused := next((name for name in within if name in owned), None):
+            raise ConfigError(f"{override} after --: {owned[refused]}")
 
 
 # --- the plan -----------------------------------------------------------------------------------------------------

@@ -9,8 +9,7 @@
 The numbers come from the runs' metrics files, which are read as they grow.
 """
 
-import json
-import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,23 +17,34 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-import yaml
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from ragen.config.tree import leaves
+from ragen.diagnose.history import finite
 from ragen.experiment.plan import Plan
 from ragen.format import duration, percent
 from ragen.report.verdict import PREFIX
-from ragen.store.run_folder import RunFolder
+from ragen.store import json_lines
+from ragen.store.reading import Unreadable
+from ragen.store.run_folder import RunFolder, is_metrics_row
 from ragen.store.same_run import BUDGET
 from ragen.store.sweep_results import Cell, run_folder
 from ragen.terminal import Screen
 
-STYLES = {"running": "cyan", "waiting": "dim", "success": "green", "fail": "bold red", "early_stopped": "red"}
+STYLES = {
+    "running": "cyan",
+    "waiting": "dim",
+    "preempted": "yellow",
+    "lost": "yellow",
+    "success": "green",
+    "fail": "bold red",
+    "early_stopped": "red",
+}
 ORDER = {"running": 0, "fail": 1, "early_stopped": 1, "success": 2}  # which rows are shown where not all fit
+UNFINISHED = ("waiting", "running", "interrupted", "preempted", "lost")
 COLUMNS = ("cell", "slot", "step", "success", "left", "status")
 NUMBERS = ("step", "success", "left")  # columns
 RECENT = 20  # steps whose mean time predicts the rest
@@ -59,7 +69,7 @@ class LiveRow:
 
     @property
     def kind(self) -> str:
-        return self.status.partition(":")[0]
+        return re.split("[:,]", self.status)[0]
 
     @property
     def seconds_left(self) -> float | None:
@@ -77,7 +87,7 @@ class LiveRow:
         if self.total_steps is None:
             self.total_steps = _total_steps(self.folder)
         for row in self._new_metrics(self.folder):
-            numbers = {key: n for key, n in row.items() if isinstance(n, (int, float)) and math.isfinite(n)}
+            numbers = {key: number for key in row if (number := finite(row, key)) is not None}
             found = [n for key, n in numbers.items() if key.startswith(PREFIX) and key.endswith("/success")]
             self.step = row["step"]
             self.success = fmean(found) if found else self.success
@@ -88,23 +98,20 @@ class LiveRow:
             with open(folder.metrics_path, "rb") as file:
                 file.seek(self._read)
                 content = file.read()
-        except FileNotFoundError:
+        except OSError:
             return
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
+            row = json_lines.parsed(line)
+            if row is not None and is_metrics_row(row):
                 yield row
 
 
 def _total_steps(folder: RunFolder) -> int | None:
     try:
         total = leaves(folder.read_config()).get(BUDGET)
-    except (OSError, ValueError, yaml.YAMLError):
+    except Unreadable:
         return None  # being written
     return total if isinstance(total, int) else None
 
@@ -152,9 +159,9 @@ class View:
         if error:
             self.note(f"  error: {error}")
 
-    def waiting(self, cell: Cell) -> None:
-        """A run that was lost waits for its turn again."""
-        self.rows[cell.name] = LiveRow(cell)
+    def waiting(self, cell: Cell, why: str) -> None:
+        """A run that was preempted or lost waits for its turn again."""
+        self.rows[cell.name] = LiveRow(cell, f"{why}, waiting")
 
     def note(self, text: str) -> None:
         self._screen.print(Text(text), soft_wrap=True)
@@ -167,7 +174,7 @@ class View:
             self._live.refresh()
 
     def _count(self) -> str:
-        done = sum(row.status not in ("waiting", "running", "interrupted") for row in self.rows.values())
+        done = sum(row.kind not in UNFINISHED for row in self.rows.values())
         return f"[{done}/{len(self.rows)}]"
 
     def render(self) -> Group:

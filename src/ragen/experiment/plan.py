@@ -8,6 +8,7 @@
 """
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -35,7 +36,7 @@ class Options:
     ray_address: str | None = None
     ray_num_cpus: int | None = 16  # of a run's own ray_kwargs; never of the scheduler
     retry: tuple[str, ...] = ()  # statuses that a resumed experiment runs again: early_stopped, success
-    skip_statuses: tuple[str, ...] = ("success",)  # what a resumed experiment skips; see `done_statuses`
+    skip_statuses: tuple[str, ...] = ("success", "early_stopped")  # what a resumed experiment skips
     evaluate_turns: tuple[int, ...] | None = None  # played after the last run, see `evaluation.py`; (): no evaluation
     max_parallel: int | None = None  # runs at once; None: one for each slot
     settings: tuple[tuple[str, str], ...] = ()  # the experiment's own options, by variable: (("kl", "0,0.01"),)
@@ -48,7 +49,7 @@ class Options:
     @property
     def done_statuses(self) -> frozenset[str]:
         """What a resumed experiment does not run again; the part of a status before its colon counts."""
-        return frozenset({*self.skip_statuses, "early_stopped"}) - set(self.retry)
+        return frozenset(self.skip_statuses) - set(self.retry)
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,12 @@ class Plan:
         cells = self.all_cells or self.cells
         latest = latest_lines(cells, self.summary_fields, SummaryLog(self.summary_path).text())
         return {cell.name: status_of(latest.get(cell.name, "")) for cell in cells}
+
+
+def cluster_address(options: Options) -> str | None:
+    """The existing cluster to run on; None for this machine."""
+    address = options.ray_address or os.environ.get("RAY_ADDRESS")
+    return None if address in ("", "local") else address
 
 
 def in_batches(cells: Sequence[Cell], size: int) -> list[list[Cell]]:

@@ -8,7 +8,7 @@ The options are `resume-from-path`, `checkpoint-root` and `checkpoint-step`; the
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +53,7 @@ def find(spec: Spec, variables: Variables) -> Found | None:
 def _given(path: Path) -> Found:
     if path.is_dir():
         return Found(path)
-    return Found(path, f"{path} is not there; {_listed(path.parent, checkpoints(path.parent))}")
+    return Found(path, f"{path} is not there; {_existing(path.parent, checkpoints(path.parent))}")
 
 
 def _newest(rule: Checkpoint, variables: Variables, name: str) -> Found:
@@ -63,16 +63,26 @@ def _newest(rule: Checkpoint, variables: Variables, name: str) -> Found:
     holding = [run / name for run in siblings if is_whole(run / name)]
     if holding:
         return Found(max(holding, key=lambda path: (path.stat().st_mtime_ns, path)))
+    why = f"no run {runs}/{like} holds a whole {name}"
     others = [path for run in siblings for path in checkpoints(run)]
-    why = f"no run {runs}/{like} holds a whole {name}; {_listed(Path(runs), others)}"
-    return Found(Path(runs) / usual / name, f"{why}. A run that saves them: {made_by}")
+    return Found(Path(runs) / usual / name, f"{why}; {_existing(Path(runs), others)}. A run that saves them: {made_by}")
 
 
-def _listed(folder: Path, others: Iterable[Path]) -> str:
-    """The checkpoints that exist, one a line."""
-    named = (path for path in others if NAME.fullmatch(path.name))
-    paths = sorted(named, key=lambda path: (path.parent, step_of(path)))
-    if not paths:
-        return f"{folder} holds no checkpoint"
+def _existing(folder: Path, expected: Iterable[Path]) -> str:
+    """The checkpoints that exist, one a line: those of the runs that were meant, or else those of other runs."""
+    if paths := _ordered(expected):
+        return f"there are{_listed(paths)}"
+    if paths := _ordered(path for run in folder.glob("*") if run.is_dir() for path in checkpoints(run)):
+        how = "choose one with --resume-from-path, and its model with --model"
+        return f"other runs in {folder} hold{_listed(paths)}\n({how})"
+    return f"{folder} holds no checkpoint"
+
+
+def _ordered(paths: Iterable[Path]) -> list[Path]:
+    named = (path for path in paths if NAME.fullmatch(path.name))
+    return sorted(named, key=lambda path: (path.parent, step_of(path)))
+
+
+def _listed(paths: Sequence[Path]) -> str:
     more = f"\n  and {len(paths) - MOST_LISTED} more" if len(paths) > MOST_LISTED else ""
-    return "there are\n" + "\n".join(f"  {path}" for path in paths[:MOST_LISTED]) + more
+    return "".join(f"\n  {path}" for path in paths[:MOST_LISTED]) + more

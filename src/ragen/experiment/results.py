@@ -8,6 +8,7 @@ changed_settings(cell, recorded)                           # why a cell that is 
 
 import math
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from ragen.store.sweep_results import (
 )
 
 ERROR_LINES, ERROR_WIDTH = 2, 300
+PREEMPTED = 128 + signal.SIGTERM  # the exit status of a run that was asked to save and end
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,17 @@ def judge(cell: Cell, ended: Mapping[str, Any], gpu: str, log_offset: int = 0) -
         how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
         status, error = "fail", f"{how}: {output}" if output else how
     return Result(status, error, ended["ended"] - ended["started"], gpu, measured_times(folder))
+
+
+def is_preempted(ended: Mapping[str, Any]) -> bool:
+    """Whether SIGTERM ended a run: it has saved, or the signal came before it could."""
+    return ended.get("status") in (PREEMPTED, -signal.SIGTERM)
+
+
+def last_step(cell: Cell, log_offset: int = 0) -> int:
+    """The last step that a run has recorded; -1: none."""
+    step = RunFolder(run_folder(cell.log_path, log_offset) or cell.checkpoint_dir).read_metrics().last_step()
+    return -1 if step is None else step
 
 
 def measured_times(folder: RunFolder) -> dict[str, float]:
@@ -102,10 +115,11 @@ def closing_block(plan: Plan, latest: Mapping[str, str], gpu: str = "") -> list[
 
 
 def totals_line(statuses: Iterable[str]) -> str:
-    """A run that a rule has stopped is a failed one."""
-    counts = Counter(status if status in ("success", MISSING) else "failed" for status in statuses)
+    """A run that a rule has stopped is a failed one; one that was preempted has not ended."""
+    counts = Counter(status if status in ("success", "preempted", MISSING) else "failed" for status in statuses)
     line = f"Total: {counts.total()} | Success: {counts['success']} | Failed: {counts['failed']}"
-    return f"{line} | Missing: {counts[MISSING]}" if counts[MISSING] else line
+    sometimes = {"Preempted": counts["preempted"], "Missing": counts[MISSING]}
+    return line + "".join(f" | {name}: {count}" for name, count in sometimes.items() if count)
 
 
 def date() -> str:

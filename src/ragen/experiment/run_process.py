@@ -3,26 +3,32 @@
     ended = run_child(job(["python", "-m", "ragen", "train", "sokoban"], Path("logs/one.log"), dict(os.environ)))
     ended["status"]                     # its exit status; negative: the signal that killed it
 
-Between the watcher and the child stands a guard: this file, run as a script, which reads from a pipe. A message asks
-the child to end (SIGINT, time to save, then SIGKILL); a KeyboardInterrupt in `run_child` sends it, and the function
-still returns how the child ended. The end of the pipe means that the watcher is gone: the child is killed at once, with
-everything that it has started. A node needs only the standard library and the directory of the experiment.
+Between the watcher and the child stands a guard (`run_guard.py`), which reads from a pipe. A message asks the child to
+end (SIGINT, or SIGTERM if the file `job["terminate"]` exists; time to save; then SIGKILL); a KeyboardInterrupt in
+`run_child` sends it, and the function still returns how the child ended. The end of the pipe means that the watcher is
+gone: the child is killed at once, with everything that it has started. If the guard is killed the child dies with it,
+and `run_child` returns when it has: `lost`. This module is sent to nodes that have no ragen: standard library only.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-GRACE = 120.0  # seconds to end after SIGINT: the run finishes its step and saves
+GRACE = 150.0  # seconds to end after SIGINT or SIGTERM: the run finishes its step and saves
 PAUSE = 0.1
+PATIENCE = 60.0  # seconds for a killed child to be gone
+MARK = "RAGEN_RUN"
 LOOK = """
 import json, torch
 print(json.dumps([torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]))
@@ -35,21 +41,33 @@ def job(
     command: Sequence[str], log: Path, environment: Mapping[str, str], append: bool = False, grace: float = GRACE
 ) -> Job:
     """Everything that a node needs to start a child. Its output goes to `log`, which is emptied unless `append`."""
+    mark = uuid.uuid4().hex
     return {
         "command": list(command),
         "folder": os.getcwd(),
         "log": str(log),
-        "environment": dict(environment),
+        "lock": str(lock_path(log)),  # held while the child or its guard is alive
+        "terminate": str(log.with_name(f".{log.name}.terminate")),  # exists: a request to stop is a SIGTERM
+        "environment": {**environment, MARK: mark},
+        "mark": f"{MARK}={mark}",  # all processes of the run have it in their environment
         "append": append,
         "grace": grace,
-        "guard": [sys.executable, "-I", str(Path(__file__).resolve())],
+        "guard": [sys.executable, "-I", str(Path(__file__).resolve().with_name("run_guard.py"))],
     }
 
 
+def lock_path(log: Path) -> Path:
+    return log.with_name(f".{log.name}.lock")
+
+
 def run_child(job: Job, on_pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Run a child to its end, and `on_pause` meanwhile: `status`, `started`, `ended`; or `error` if it cannot start."""
+    """Run a child to its end, and `on_pause` meanwhile: `status`, `started`, `ended`; or `error` if there is none."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs so: Ray cannot cancel
+    terminate = os.path.join(job["folder"], job["terminate"])
+    pipe = subprocess.PIPE  # not buffered: the guard may be killed at any moment
     with subprocess.Popen(
-        job["guard"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=job["folder"], start_new_session=True
+        job["guard"], bufsize=0, stdin=pipe, stdout=pipe, cwd=job["folder"], start_new_session=True
     ) as guard:
         assert guard.stdin and guard.stdout
         _tell(guard.stdin, json.dumps(job))
@@ -63,14 +81,31 @@ def run_child(job: Job, on_pause: Callable[[], None] = lambda: None) -> dict[str
                         break
                     answer += part
             except KeyboardInterrupt:
-                _tell(guard.stdin, "stop")
-    return json.loads(answer) if answer else {"error": "the guard of the run was killed"}
+                _tell(guard.stdin, "terminate" if os.path.exists(terminate) else "stop")
+    if answer:
+        return json.loads(answer)
+    _wait_for_the_end(os.path.join(job["folder"], job["lock"]))
+    return {"error": "the guard of the run was killed, and the run with it", "lost": True}
 
 
 def _tell(guard: IO[bytes], text: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # it has just ended
         guard.write(f"{text}\n".encode())
-        guard.flush()
+
+
+def _wait_for_the_end(lock: str) -> None:
+    """A killed process takes a moment to free its memory and devices."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        with contextlib.suppress(KeyboardInterrupt):
+            try:
+                with open(lock, "rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return
+            except FileNotFoundError:
+                return
+            except BlockingIOError:
+                time.sleep(PAUSE)
 
 
 def gpu_names(python: str, devices: Sequence[str]) -> list[str]:
@@ -80,52 +115,3 @@ def gpu_names(python: str, devices: Sequence[str]) -> list[str]:
     if done.returncode:
         raise OSError((done.stderr.strip().splitlines() or ["torch failed"])[-1])
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def guard() -> None:
-    if os.fork():
-        os._exit(0)  # not a child of the watcher: when a watcher ends, Ray kills its children, and the guard is needed
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT in its workers, and children would inherit that
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # not SIG_IGN, which a child would inherit
-    line = b""
-    while not line.endswith(b"\n"):
-        part = os.read(0, 1 << 16)
-        if not part:
-            return  # the watcher is gone before it sent the job
-        line += part
-    try:
-        ended = _watched(json.loads(line))
-    except OSError as error:
-        ended = {"error": f"{error.strerror or error}: {error.filename or 'the log'}"}
-    with contextlib.suppress(BrokenPipeError):
-        os.write(1, json.dumps(ended).encode())
-
-
-def _watched(job: Job) -> dict[str, Any]:
-    started, deadline = time.time(), None
-    with open(job["log"], "ab" if job["append"] else "wb") as log:
-        child = subprocess.Popen(
-            job["command"],
-            cwd=job["folder"],
-            env=job["environment"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    while child.poll() is None:
-        if select.select([0], [], [], PAUSE)[0]:
-            if not os.read(0, 1 << 16):
-                break
-            child.send_signal(signal.SIGINT)
-            deadline = deadline or time.monotonic() + job["grace"]
-        if deadline is not None and time.monotonic() > deadline:
-            break
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)  # also what it may have left behind
-    return {"status": child.wait(), "started": started, "ended": time.time()}
-
-
-if __name__ == "__main__":
-    guard()

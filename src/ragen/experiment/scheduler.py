@@ -3,13 +3,17 @@
     status = run(expand("kl_sweep", Options(gpus=("cpu", "cpu"), model="pocket", steps=3)))      # 0, 1 or 130
 
 - The next cell starts in the first slot that is free. A run that fails never stops the others.
-- The exit status of a run is its result: 0 success, 3 stopped early by a rule, anything else fail. See `results`.
-- A run whose watcher or node is lost waits for its turn again; it resumes from its checkpoint, or begins again.
-- Ctrl-C (or SIGTERM) asks every run to end after its step; a second Ctrl-C kills them. Nothing is left running, and
-  `--resume` continues.
+- The exit status of a run is its result: 0 success, 3 stopped early by a rule, 143 preempted, anything else fail. See
+  `results`.
+- A run that is preempted, or whose guard, watcher or node is lost, waits for its turn again; it resumes from its
+  checkpoint, or begins again. Its slot is free once nothing of it is alive. After `MOST_SETBACKS` in a row without a
+  further step it has failed.
+- Ctrl-C asks every run to end after its step; a second Ctrl-C kills them. SIGTERM is passed on: every run saves and
+  ends. Nothing is left running, and `--resume` continues.
 - Cells of one batch run together, the next batch follows when all of it has ended.
 
-Exit status: 0 all cells have succeeded, 1 some have not, 130 interrupted; what cannot start raises a ConfigError.
+Exit status: 0 all cells have succeeded, 1 some have not, 130 interrupted, 143 terminated; what cannot start raises a
+ConfigError.
 """
 
 import os
@@ -20,25 +24,38 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from ragen import invocation_dir
+from ragen import invocation_dir, lifeline
+from ragen.command_hint import hint
 from ragen.errors import ConfigError, RunFailed
 from ragen.experiment import devices, results, run_process, wandb_sync
 from ragen.experiment.cluster import Slot, connected
 from ragen.experiment.devices import Nodes
 from ragen.experiment.live import View
-from ragen.experiment.plan import CPU, Plan, in_batches, overrides_on
+from ragen.experiment.plan import CPU, Plan, cluster_address, in_batches, overrides_on
+from ragen.format import harmless
 from ragen.run.interrupt import Interrupt
 from ragen.run.sinks import WANDB_ID
-from ragen.store.free_name import rotate
 from ragen.store.fsync import write_whole
+from ragen.store.lock import is_locked
 from ragen.store.run_folder import RunFolder
-from ragen.store.sweep_results import Cell, SummaryLog, any_held, held, latest_lines, recorded_cells, result_line
+from ragen.store.sweep_results import (
+    Cell,
+    SummaryLog,
+    any_held,
+    held,
+    keep_older,
+    latest_lines,
+    recorded_cells,
+    result_line,
+)
 
 PAUSE = 0.5  # seconds between two looks at the runs
-MOST_LOSSES = 3  # of one run; then it counts as failed
+MOST_SETBACKS = 3  # of one run in a row without a further step; then it counts as failed
 OWNER_PATIENCE = 30.0  # seconds after which nothing of a lost node is alive
+PREEMPTED = "it was preempted"
 NODE_PATIENCE = 20.0  # seconds until Ray knows whether the node of a lost run is lost too
 
 Command = Callable[[Cell, tuple[str, ...]], list[str]]
@@ -50,12 +67,12 @@ def train_command(cell: Cell, slot: tuple[str, ...]) -> list[str]:
 
 def run(plan: Plan, command: Command = train_command, grace: float = run_process.GRACE) -> int:
     """Run the cells that are not done yet, each with its `command`. Interrupted, they have `grace` seconds to end."""
-    address = plan.options.ray_address or os.environ.get("RAY_ADDRESS")
-    address = None if address in ("", "local") else address
+    address = cluster_address(plan.options)
     listed = _devices(plan, address)
     with held(plan.cells, plan.name) as locks:
         log = SummaryLog(plan.summary_path)
         done, notes = _done(plan)
+        print("".join(f"{line}\n" for line in _skipping(done)), end="", flush=True)
         for name in done:
             locks.pop(name).release()
         if len(done) == len(plan.cells):
@@ -70,8 +87,9 @@ def run(plan: Plan, command: Command = train_command, grace: float = run_process
                 for note in notes:
                     view.note(note)
                 todo = [cell for cell in plan.cells if cell.name not in done]
-                is_complete = Sweep(plan, command, grace, log, view, nodes).run(todo)
-        return _close(plan, log, nodes.gpu) if is_complete else _interrupted(plan, log)
+                _wait_for_earlier_runs(todo, view)
+                stopped = Sweep(plan, command, grace, log, view, nodes).run(todo)
+        return _stopped(plan, log, stopped) if stopped else _close(plan, log, nodes.gpu)
 
 
 # --- before -------------------------------------------------------------------------------------------------------
@@ -115,8 +133,12 @@ def _done(plan: Plan) -> tuple[dict[str, str], list[str]]:
     return done, notes
 
 
+def _skipping(done: Mapping[str, str]) -> list[str]:
+    return [f"Skipping: {name} (status={status})" for name, status in done.items()]
+
+
 def _open(plan: Plan, log: SummaryLog, done: Mapping[str, str], nodes: Nodes) -> list[str]:
-    """Begin the summary log and the record, and keep an older summary as .log.1; returns notes for the user."""
+    """Begin the summary log and the record, and keep older ones as .log.1 and .json.1; returns notes for the user."""
     starts_over, notes = not plan.options.resume and not plan.append_summary, []
     try:
         with log.locked():
@@ -128,15 +150,27 @@ def _open(plan: Plan, log: SummaryLog, done: Mapping[str, str], nodes: Nodes) ->
             elif starts_over:
                 known = {}
                 if log.text():
-                    rotate(log.path)
+                    keep_older(log.path)
             before = log.text()
             opening = [f"=== {plan.title} {'Resumed' if before else 'Started'}: {results.date()} ===", *plan.header]
-            skipped = [f"Skipping: {name} (status={status})" for name, status in done.items()]
-            log.write([*([""] if before else []), *opening, nodes.description(), *notes, *skipped, ""])
+            log.write([*([""] if before else []), *opening, nodes.description(), *notes, *_skipping(done), ""])
             results.update_record(plan, [cell for cell in plan.cells if cell.name not in known], known)
     except OSError as error:
         raise ConfigError(f"{log.path}: cannot be written ({error.strerror}): the summary goes there") from None
     return notes
+
+
+def _wait_for_earlier_runs(todo: Sequence[Cell], view: View) -> None:
+    """The runs of a sweep that was killed take a moment to end."""
+    since = time.monotonic()
+    for cell in todo:
+        lock = run_process.lock_path(cell.log_path)
+        if is_locked(lock):
+            view.note(f"waiting for the end of an earlier run of {cell.name}")
+        while is_locked(lock):
+            if time.monotonic() - since > OWNER_PATIENCE:
+                raise ConfigError(f"an earlier run of {cell.name} has not ended: it holds {lock}; end it first")
+            time.sleep(PAUSE)
 
 
 # --- after --------------------------------------------------------------------------------------------------------
@@ -148,18 +182,19 @@ def _close(plan: Plan, log: SummaryLog, gpu: str | None = None) -> int:
     block = results.closing_block(plan, latest, gpu or "")
     if gpu is not None:
         log.append(block)
-    print("\n".join(block[1:]))
-    print(f"summary: {plan.summary_path}\nreport: ./ragen report {plan.summary_path}", flush=True)
+    print(harmless("\n".join(block[1:])))
+    print(f"summary: {plan.summary_path}\nreport: {hint('report', plan.summary_path)}", flush=True)
     statuses = plan.statuses()
     return 0 if all(statuses[cell.name] == "success" for cell in plan.cells) else 1
 
 
-def _interrupted(plan: Plan, log: SummaryLog) -> int:
+def _stopped(plan: Plan, log: SummaryLog, how: str) -> int:
+    """`how`: interrupted or preempted."""
     statuses = plan.statuses()
     totals = results.totals_line(statuses[cell.name] for cell in plan.cells)
-    log.append(["", f"=== {plan.title} Interrupted: {results.date()} | {totals} ==="])
-    print(f"interrupted: {totals}; run {plan.how_to_resume} to resume", flush=True)
-    return 130
+    log.append(["", f"=== {plan.title} {how.capitalize()}: {results.date()} | {totals} ==="])
+    print(f"{how}: {totals}; run {plan.how_to_resume} to resume", flush=True)
+    return results.PREEMPTED if how == "preempted" else 130
 
 
 # --- while it runs ------------------------------------------------------------------------------------------------
@@ -169,14 +204,16 @@ class Running(NamedTuple):
     cell: Cell
     slot: Slot
     log_offset: int
+    job: run_process.Job
 
 
-class Loss(NamedTuple):
-    """The last time that the watcher of a run was lost."""
+class Setback(NamedTuple):
+    """The last time that a run was preempted or lost."""
 
     host: str
     at: float
-    times: int
+    times: int  # in a row without a further step
+    step: int  # the furthest so far
 
 
 @dataclass
@@ -190,32 +227,33 @@ class Sweep:
     view: View
     nodes: Nodes
     running: dict[Any, Running] = field(default_factory=dict)
-    losses: dict[str, Loss] = field(default_factory=dict)
+    ending: list[Running] = field(default_factory=list)  # lost: they may still be alive
+    setbacks: dict[str, Setback] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.interrupt = Interrupt(self.view.note)
         self.pauses_between_batches = self.plan.is_offline or len(self.plan.batches) > 1
         self.cooldown = self.plan.options.cooldown or 0.0
 
-    def run(self, todo: Sequence[Cell]) -> bool:
-        """All of them, batch by batch; False if interrupted."""
+    def run(self, todo: Sequence[Cell]) -> str:
+        """All of them, batch by batch; returns why it stopped before the end: interrupted, preempted or empty."""
         headings = dict(self.plan.headings)
         with self.interrupt:
             for number, batch in enumerate(in_batches(todo, max(map(len, self.plan.batches)))):
                 if number and self.pauses_between_batches and not self._pause():
-                    return False
+                    return self.interrupt.status
                 if batch[0].group in headings:
                     self._write([headings.pop(batch[0].group)])
                 before = wandb_sync.offline_runs()
                 if not self._run_batch(batch):
-                    return False
+                    return self.interrupt.status
                 if self.plan.is_offline:
                     self._sync(batch, before)
-        return True
+        return ""
 
     def _run_batch(self, batch: Sequence[Cell]) -> bool:
         queue = deque(batch)
-        while queue or self.running:
+        while queue or self.running or self.ending:
             if self.interrupt.is_set:
                 self._stop(queue)
                 return False
@@ -224,6 +262,7 @@ class Sweep:
                 raise RunFailed(f"Ray was stopped from outside, and all runs with it; {how}")
             for note in self.nodes.look():
                 self.view.note(note)
+            self._settle()
             self._start(queue)
             self._collect(queue)
             self.view.refresh()
@@ -241,7 +280,7 @@ class Sweep:
             self._start_one(cell, slot)
 
     def _start_one(self, cell: Cell, slot: Slot) -> None:
-        appends = self.plan.options.resume or self.plan.append_summary or cell.name in self.losses
+        appends = self.plan.options.resume or self.plan.append_summary or cell.name in self.setbacks
         with self._tolerated():
             cell.log_path.parent.mkdir(parents=True, exist_ok=True)
             cell.result_path.unlink(missing_ok=True)
@@ -253,7 +292,7 @@ class Sweep:
         if CPU in names:
             environment.setdefault("OMP_NUM_THREADS", str(self.nodes.threads()))
         job = run_process.job(command, cell.log_path, environment, appends, self.grace)
-        self.running[self.nodes.cluster.start(job, slot)] = Running(cell, slot, offset)
+        self.running[self.nodes.cluster.start(job, slot)] = Running(cell, slot, offset, job)
         self.view.started(cell, ",".join(names), offset)
 
     def _began_log(self, cell: Cell) -> bool:
@@ -270,18 +309,29 @@ class Sweep:
         if not self.running:  # all wait for a pause to pass or for a node to join
             time.sleep(PAUSE)
         for handle in self.nodes.cluster.wait(list(self.running), PAUSE):
-            cell, slot, offset = one = self.running.pop(handle)
+            one = self.running.pop(handle)
             ended = self.nodes.cluster.result(handle)
-            pause = 0.0 if self.pauses_between_batches else self.cooldown
-            if ended is None and not self.nodes.cluster.is_own:
-                pause = NODE_PATIENCE
-            self.nodes.pool.give_back(slot, time.monotonic() + pause)
-            if self.interrupt.is_set and (ended is None or ended.get("status") not in (0, 3)):
-                self.view.ended(cell, "interrupted")
-            elif ended is None:
-                self._lost(one, queue)
+            if self.interrupt.is_set and (ended is None or ended.get("status") not in (0, 3, 4)):
+                self._cut_short(one, ended)
+            elif ended is None or ended.get("lost"):
+                self._lost(one, "its watcher was lost" if ended is None else "its guard was killed", queue)
             else:
-                self._finish(cell, results.judge(cell, ended, self.nodes.label(slot), offset))
+                self.nodes.pool.give_back(one.slot, time.monotonic() + self._pause_of_a_slot())
+                if results.is_preempted(ended):
+                    self._set_back(one, PREEMPTED, queue)
+                else:
+                    self._finish(one.cell, results.judge(one.cell, ended, self.nodes.label(one.slot), one.log_offset))
+
+    def _pause_of_a_slot(self) -> float:
+        return 0.0 if self.pauses_between_batches else self.cooldown
+
+    def _cut_short(self, one: Running, ended: Mapping[str, Any] | None) -> None:
+        """A run that has ended because the sweep stops. After SIGTERM its line says so."""
+        if self.interrupt.is_preempted:
+            seconds = ended["ended"] - ended["started"] if ended and "status" in ended else 0.0
+            self._finish(one.cell, results.Result("preempted", "", seconds, self.nodes.label(one.slot)))
+        else:
+            self.view.ended(one.cell, "interrupted")
 
     def _finish(self, cell: Cell, result: results.Result) -> None:
         """Its line, its result file and its entry in the record."""
@@ -329,6 +379,10 @@ class Sweep:
         """Let the runs end, and kill those that do not, or all after a second Ctrl-C."""
         cluster = self.nodes.cluster
         deadline = time.monotonic() + self.grace + 10.0
+        requests = [Path(one.job["terminate"]) for one in self.running.values() if self.interrupt.is_preempted]
+        with self._tolerated():
+            for request in requests:
+                request.touch()
         try:
             cluster.stop(list(self.running))
             while self.running and time.monotonic() < deadline and not cluster.is_gone():
@@ -336,25 +390,55 @@ class Sweep:
                 self.view.refresh()
         except KeyboardInterrupt:
             self.view.note("interrupted again: the runs are killed")
+        finally:
+            for request in requests:
+                request.unlink(missing_ok=True)
         cluster.stop(list(self.running), at_once=True)
+        for one in self.running.values():
+            self._cut_short(one, None)
 
-    def _lost(self, one: Running, queue: deque[Cell]) -> None:
-        host = self.nodes.by_id[one.slot[0].node].host
+    def _lost(self, one: Running, how: str, queue: deque[Cell]) -> None:
         for note in self.nodes.update():
             self.view.note(note)
-        times = self.losses[one.cell.name].times + 1 if one.cell.name in self.losses else 1
-        self.losses[one.cell.name] = Loss(host, time.monotonic(), times)
-        if times >= MOST_LOSSES:
-            error = f"its watcher was lost {times} times, the last time on {host}"
-            self._finish(one.cell, results.Result("fail", error, gpu=self.nodes.label(one.slot)))
+        if self.nodes.cluster.is_own:
+            lifeline.kill_marked(one.job["mark"])
+        self.ending.append(one)
+        self._set_back(one, how, queue)
+
+    def _settle(self) -> None:
+        """Slots of lost runs are free once nothing of these is alive, as far as this machine can know."""
+        for one in list(self.ending):
+            at = self.setbacks[one.cell.name].at
+            is_far = not self.nodes.cluster.is_own
+            if is_locked(Path(one.job["lock"])) and not (is_far and time.monotonic() - at > OWNER_PATIENCE):
+                continue
+            self.ending.remove(one)
+            pause = NODE_PATIENCE if is_far else self._pause_of_a_slot()
+            self.nodes.pool.give_back(one.slot, at + pause)
+
+    def _set_back(self, one: Running, how: str, queue: deque[Cell]) -> None:
+        """A run that was preempted or lost waits for its turn again, unless it does not get any further."""
+        cell, host = one.cell, self.nodes.by_id[one.slot[0].node].host
+        before = self.setbacks.get(cell.name, Setback("", 0.0, 0, -1))
+        step = results.last_step(cell, one.log_offset)
+        times = before.times + 1 if step <= before.step else 1
+        self.setbacks[cell.name] = Setback(host, time.monotonic(), times, max(step, before.step))
+        if times >= MOST_SETBACKS:
+            error = f"{how} {times} times in a row without a further step, the last time on {host}"
+            self._finish(cell, results.Result("fail", error, gpu=self.nodes.label(one.slot)))
             return
-        self.view.waiting(one.cell)
-        self.view.note(f"{one.cell.name} was lost with its watcher on {host}: it waits for its turn again")
-        queue.appendleft(one.cell)
+        at = f" after step {step}" if step >= 0 else ""
+        note = f"Again: {cell.name} ({how}{at} on {host}): it waits for its turn again"
+        self._write([note])
+        self.view.waiting(cell, "preempted" if how == PREEMPTED else "lost")
+        self.view.note(note)
+        queue.append(cell) if how == PREEMPTED else queue.appendleft(cell)
 
     def _may_start(self, cell: Cell) -> bool:
         """A run that was lost starts again once nothing of it is alive."""
-        loss = self.losses.get(cell.name)
+        if any(cell.name == one.cell.name for one in self.ending):
+            return False
+        loss = self.setbacks.get(cell.name)
         if loss is None:
             return True
         folder = RunFolder(cell.run_folder)

@@ -1,12 +1,13 @@
 """The report of a whole experiment: one HTML page and one Markdown table, from its record and its run folders.
 
-    record = find_record("logs/kl_sweep_Qwen2.5-3B.log")       # or the directory beside it; None if not found
+    record = find_record("logs/kl_sweep_Qwen2.5-3B.log")       # or the directory beside it, or an older .log.1
     write_sweep_report(record)                                 # -> [….html, ….md], beside the summary log
 
 It can be written at any time, also while the experiment is running.
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ragen.errors import ConfigError
 from ragen.experiment import compare
 from ragen.experiment.compare import Setting, Standing, Study, standings
 from ragen.experiment.results import totals_line
-from ragen.format import markdown_table, percent
+from ragen.format import harmless, markdown_table, percent
 from ragen.report.charts import NARROW, SHARE, SMALL, WIDE, Axis, Bar, BarGroup, Level, Line, bar_charts, line_chart
 from ragen.report.pages import Card, render
 from ragen.report.runs import Value, value_text
@@ -40,12 +41,12 @@ CURVES = (
 def find_record(path: str | Path) -> Path | None:
     """The record of the experiment that a summary log, a record or a folder belongs to; None if there is none."""
     path = Path(path)
-    if path.suffix in (".log", ".json"):
-        found = record_path(path) if path.suffix == ".log" else path
+    if kind := re.search(r"\.(log|json)(\.\d+)?$", path.name):
+        found = record_path(path) if kind[1] == "log" else path
         return found if found.is_file() and path.exists() else None
     if not path.is_dir():
         return None
-    beside = path.with_name(f"{path.name}.json")
+    beside = path.parent / f"{path.name}.json"
     if beside.is_file():
         return beside
     inside = [found for found in sorted(path.glob("*.json")) if found.with_suffix(".log").is_file()]
@@ -55,11 +56,12 @@ def find_record(path: str | Path) -> Path | None:
 
 
 def write_sweep_report(record: Path) -> list[Path]:
-    """Write both files atomically beside the summary log."""
+    """Write both files atomically beside the summary log: `x.html` for `x.log`, `x.1.html` for `x.log.1`."""
     study = compare.read_study(record)
-    paths = [record.with_name(f"{record.stem}.{kind}") for kind in ("html", "md")]
+    name = re.sub(r"\.json(?=(\.\d+)?$)", "", record.name)
+    paths = [record.with_name(f"{name}.{kind}") for kind in ("html", "md")]
     for path, text in zip(paths, (page(study), markdown(study)), strict=True):
-        write_whole(path, text.encode("utf-8", errors="replace"))
+        write_whole(path, harmless(text).encode())
     return paths
 
 

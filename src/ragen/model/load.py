@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
+from ragen.command_hint import hint
 from ragen.config.pocket_defaults import NAMES as EMBEDDED
 from ragen.config.pocket_defaults import PACKAGED
 from ragen.errors import ConfigError
@@ -114,7 +115,9 @@ def _find_base(name: str, folder: Path, base: str | None) -> Source:
     stored = lora.read_config(folder)["base_model_name_or_path"]
     wanted = base or stored
     if not wanted:
-        raise ConfigError(f"model {name}: {folder / lora.CONFIG} does not name the adapter's base model. {_NAME_IT}")
+        raise ConfigError(
+            f"model {name}: {folder / lora.CONFIG} does not name the adapter's base model. {_how_to_name_it()}"
+        )
     if base is None and is_path(wanted) and CHECKPOINT.fullmatch(folder.resolve().parent.name):
         wanted = str(find_folder(wanted, folder.resolve().parents[1]) or wanted)
     try:
@@ -122,11 +125,13 @@ def _find_base(name: str, folder: Path, base: str | None) -> Source:
         if base is None and wanted != stored and not lora.is_of(folder, found.digest):
             raise ConfigError(f"not found, and {wanted} has different weights")
     except ConfigError as error:
-        raise ConfigError(f"model {name} is an adapter of {stored}: {error}. {_NAME_IT}") from None
+        raise ConfigError(f"model {name} is an adapter of {stored}: {error}. {_how_to_name_it()}") from None
     return found
 
 
-_NAME_IT = "To name the base yourself, merge both into one model: ragen merge CHECKPOINT --base MODEL"
+def _how_to_name_it() -> str:
+    command = hint("merge", "CHECKPOINT", "--base", "MODEL")
+    return f"To name the base yourself, merge both into one model: {command}"
 
 
 def load_model(source: Source, device: str | torch.device | None = None, merge: bool = True) -> LoadedModel:

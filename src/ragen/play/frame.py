@@ -12,26 +12,13 @@ from rich.text import Text
 
 from ragen.agent.episode import actions_left
 from ragen.agent.prompt import STYLES
+from ragen.board import coloured
 from ragen.env.base import Environment
-from ragen.format import counted
+from ragen.format import counted, harmless
 from ragen.play.game import Game, PlayedLevel
 from ragen.terminal import in_lines
 from ragen.types import EpisodeState
 
-# The meaning of a symbol -> its style.
-SYMBOL_STYLES = {
-    "wall": "bright_black",
-    "empty": "bright_black",
-    "target": "bold yellow",
-    "goal": "bold yellow",
-    "box": "bold red",
-    "hole": "bold red",
-    "box on target": "bold green",
-    "player on goal": "bold green",
-    "player": "bold cyan",
-    "player on target": "bold cyan",
-    "player in hole": "bold red reverse",
-}
 ENDINGS = {  # how an episode without success ended -> the text
     "lost": "not won",
     "max_actions": "not solved (out of actions)",
@@ -62,16 +49,7 @@ def frame(level: PlayedLevel, message: str = "", compact_width: int | None = Non
 
 def board(env: Environment, episode: EpisodeState) -> Text:
     """The observation; lines that consist of symbols are coloured."""
-    text = Text(env.render(episode.state))
-    symbols = env.symbols()
-    position = 0
-    for line in text.plain.split("\n"):
-        if line.split() and all(cell in symbols for cell in "".join(line.split())):
-            for index, cell in enumerate(line, start=position):
-                if cell in symbols:
-                    text.stylize(SYMBOL_STYLES.get(symbols[cell], ""), index, index + 1)
-        position += len(line) + 1
-    return text
+    return coloured(harmless(env.render(episode.state)), env.symbols())
 
 
 def ending(episode: EpisodeState) -> Text:
@@ -88,7 +66,7 @@ def prompt_text(game: Game, episode: EpisodeState, width: int = LONGEST_RULE) ->
     turn = prompt.turn_text(turn_number, episode.state, actions_left(episode, game.model_tag), episode.warn_invalid)
     parts = {"system": prompt.system_text(), "user": turn, "assistant": prompt.reply_prefix()}
     return Text("\n\n").join(
-        Text.assemble((f"── {role} ".ljust(min(width, LONGEST_RULE), "─"), "magenta"), f"\n{content}")
+        Text.assemble((f"── {role} ".ljust(min(width, LONGEST_RULE), "─"), "magenta"), f"\n{harmless(content)}")
         for role, content in parts.items()
     )
 
@@ -119,6 +97,8 @@ def _move_lines(level: PlayedLevel, width: int) -> str:
 @functools.cache  # a finished level may be drawn twice
 def optimum(game: Game, seed: int, split: str) -> str:
     """The best plan from the start; where actions have several outcomes, the best first action and its chance."""
+    if game.unknown_optimum:
+        return f"optimal play: unknown ({game.unknown_optimum})"
     level = PlayedLevel(game, seed, split)
     chances = [game.env.chances(level.episode.state, action) for action in level.actions]
     if not all(outcomes is not None and len(outcomes) == 1 for outcomes in chances):

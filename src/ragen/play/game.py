@@ -9,6 +9,7 @@ A player has as many actions as the tag's agents have in all their turns. The ru
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 from ragen.agent.episode import actions_left, noise_stream, take_turn
@@ -16,11 +17,13 @@ from ragen.config import derive
 from ragen.config.compose import training_config
 from ragen.config.schema import Config
 from ragen.env.base import Action, Tag
+from ragen.env.failure import call, level
 from ragen.env.registry import ENVIRONMENTS, SHORT_NAMES, catalogue, make, tags_of
-from ragen.env.solve import Budget, best_actions, optimal_success
+from ragen.env.solve import Budget, best_actions, hidden_information, optimal_success
 from ragen.errors import ConfigError, nearest_of
 from ragen.types import EpisodeState, TurnResult
 
+NUM_COMPARED = 16  # levels of a split in which hidden information is looked for
 PLAYERS = ("human", "random", "optimal")  # every other agent is a model
 
 
@@ -57,6 +60,14 @@ class Game:
         if hasattr(self.env.config, "observation_format"):
             self.drawn_env = type(self.env)(dataclasses.replace(self.env.config, observation_format="grid"))
 
+    @functools.cached_property
+    def unknown_optimum(self) -> str:
+        """Why nobody can say how to play best, or empty."""
+        states = [self.env.reset(seed, split) for split in ("val", "train") for seed in range(NUM_COMPARED)]
+        if not self.env.action_names(states[0]) and self.env.shortest_plan(states[0]) is NotImplemented:
+            return "any text is an action"
+        return hidden_information(self.env, states)
+
     def best_actions(self, episode: EpisodeState) -> list[str]:
         names = self.env.action_names(episode.state)
         return [names[action] for action in best_actions(self.env, episode.state, self._budget(episode))]
@@ -82,8 +93,12 @@ class PlayedLevel:
 
     def __init__(self, game: Game, seed: int, split: str):
         self.game, self.seed, self.split = game, seed, split
-        self.start = EpisodeState(game.env.reset(seed, split))
+        self.start = EpisodeState(call(lambda: game.env.reset(seed, split), self._where))
         self.moves: list[Move] = []
+
+    @property
+    def _where(self) -> str:
+        return level(self.game.name, self.seed, self.split)
 
     @property
     def episode(self) -> EpisodeState:
@@ -96,5 +111,6 @@ class PlayedLevel:
 
     def act(self, word: str) -> None:
         noise = noise_stream(self.seed, group=0, member=0)
-        after, turn = take_turn(self.game.env, self.game.tag, self.game.rules, self.episode, (word,), noise)
+        game, before = self.game, self.episode
+        after, turn = call(lambda: take_turn(game.env, game.tag, game.rules, before, (word,), noise), self._where)
         self.moves.append(Move(word, turn, after))

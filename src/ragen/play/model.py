@@ -18,6 +18,7 @@ from ragen.env.base import Action
 from ragen.errors import ConfigError, nearest_of
 from ragen.evaluate.models import local_model
 from ragen.evaluate.setting import Wanted, settings
+from ragen.format import harmless
 from ragen.play.frame import board, ending
 from ragen.play.game import PLAYERS
 from ragen.rollout.collect import GroupRequest, PlayedEpisode, World
@@ -32,14 +33,16 @@ def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool,
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise ConfigError(f"--temperature {temperature}: must be 0 (greedy) or more")
     model = local_model(agent)
-    if "/" not in agent and agent not in PACKAGED and not Path(agent).is_dir():
+    if model.name == agent and "/" not in agent and agent not in PACKAGED and not Path(agent).is_dir():
         known = [*PLAYERS, *PACKAGED]
-        raise ConfigError(f"--agent {agent}: no player, model or directory with this name{nearest_of(agent, known)}")
+        raise ConfigError(
+            f"--agent {agent}: no player, run, model or directory with this name{nearest_of(agent, known)}"
+        )
     wanted = Wanted([model], environments=[environment], episodes=1, samples=1, temperature=temperature)
     setting = settings(wanted)[0]
     config, tag = setting.config, setting.config.es_manager.val.env_configs.tags[0]
     for note in setting.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(harmless(f"note: {note}"), file=sys.stderr)
 
     # Heavy: only after every argument was checked.
     from ragen.engine.native.engine import NativeEngine
@@ -56,6 +59,8 @@ def play(environment: str, seed: int, split: str, agent: str, show_prompt: bool,
     sampling = validation_sampling(config)
     shown = ShownEpisode(world, request, screen, model.label, sampling.max_tokens, show_prompt)
     engine.run([shown], sampling)
+    if shown.failure is not None:
+        raise shown.failure
     shown.print_end()
     return 0
 
@@ -83,7 +88,7 @@ class ShownEpisode(PlayedEpisode):
         text = chat.tokenizer.decode(self.ids, skip_special_tokens=False).rstrip("\ufffd")
         if text.startswith(self.text):
             style = ANSWER if "<answer" in text else THOUGHT
-            self.screen.print(Text(text[len(self.text) :], style), end="", soft_wrap=True)
+            self.screen.print(Text(harmless(text[len(self.text) :]), style), end="", soft_wrap=True)
             self.screen.file.flush()
             self.text = text
 
@@ -91,9 +96,12 @@ class ShownEpisode(PlayedEpisode):
         return "length" if len(ids) >= self.max_tokens else ""
 
     def take(self, reply: Sampled) -> None:
-        names = self.world.env.action_names(self.episode.state)
+        before = self.episode.state
         super().take(reply)
         self.screen.print()
+        if self.failure is not None:
+            return
+        names = self.world.env.action_names(before)
         self.screen.print(outcome_text(self.turns[-1], names), style="yellow", soft_wrap=True)
 
     def _print_turn(self) -> None:

@@ -5,6 +5,7 @@ play(find_game("sokoban"), seed=0, split="val", agent="optimal", show_prompt=Fal
 
 import time
 
+from ragen.errors import ConfigError
 from ragen.play.frame import frame, prompt_text
 from ragen.play.game import Game, PlayedLevel
 from ragen.prng import uniform
@@ -16,6 +17,10 @@ SECONDS_BETWEEN_FRAMES = 0.4
 def play(game: Game, seed: int, split: str, agent: str, show_prompt: bool) -> int:
     """Show one level. Returns the exit status."""
     screen, level = Screen(), PlayedLevel(game, seed, split)
+    if agent == "optimal" and game.unknown_optimum:
+        raise ConfigError(f"--agent optimal: the best play of {game.name} is unknown: {game.unknown_optimum}")
+    if not level.actions:
+        raise ConfigError(f"--agent {agent}: any text is an action in {game.name}; play it yourself, or name a model")
     if show_prompt:
         screen.print(prompt_text(game, level.episode, screen.width), soft_wrap=not screen.is_terminal)
     with screen.taken_over():

@@ -17,10 +17,7 @@ import markupsafe
 from markupsafe import Markup
 
 from ragen import __version__
-from ragen.format import short
-
-# Control characters are shown as symbols: a browser would hide them, and XML forbids them.
-_SYMBOLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+from ragen.format import harmless, short
 
 
 @dataclass(frozen=True)
@@ -60,4 +57,4 @@ def escape(value: object) -> Markup:
     """Text made harmless; what is markup already stays."""
     if isinstance(value, Markup):
         return value
-    return markupsafe.escape(str(value).translate(_SYMBOLS))
+    return markupsafe.escape(harmless(str(value)))

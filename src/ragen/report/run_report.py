@@ -8,7 +8,6 @@ Each section is a function of `RunData` that returns what `templates/run.html.ji
 import fnmatch
 import math
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,15 @@ from ragen.report import charts, gradient_section, replay, stop_section
 from ragen.report.charts import FREE, MIN_TO_SMOOTH, PERCENT, POSITIVE, SHARE, SMALL, Axis, Bar, BarGroup, Level, Line
 from ragen.report.pages import Card, render
 from ragen.report.settings import not_default, setting_text
-from ragen.report.verdict import PREFIX, baselines, validation_tags, validations, verdict
+from ragen.report.verdict import (
+    PREFIX,
+    baselines,
+    first_and_last_episodes,
+    validation_tags,
+    validations,
+    verdict,
+)
 from ragen.statistics import Rate, bin_order
-from ragen.store.episodes import read_episodes
 from ragen.store.run_folder import Metrics, RunFolder
 
 
@@ -100,13 +105,13 @@ SHOWN_ABOVE = re.compile(f"{PREFIX}.*/((greedy_)?success(_low|_high)?|random|opt
 def write_report(folder: RunFolder, finished: dict[str, Any] | None = None) -> Path:
     """Write `report.html` atomically and return its path. `finished`: how the run ended, if that is not stored yet."""
     metrics = folder.read_metrics()
-    files = folder.episode_files("val")
+    before, after = first_and_last_episodes(folder, metrics.notes)
     run = RunData(
         folder=folder,
         config=leaves(folder.read_config()),
         metrics=metrics,
-        before=_read_episodes(files[0].path, metrics.notes) if files else [],
-        after=_read_episodes(files[-1].path, metrics.notes) if len(files) > 1 else [],
+        before=before,
+        after=after,
         finished=folder.read_finished() if finished is None else finished,
     )
     found = verdict(run.metrics, run.before, run.after, run.finished)
@@ -127,14 +132,6 @@ def write_report(folder: RunFolder, finished: dict[str, Any] | None = None) -> P
         **_episodes(run),
     )
     return folder.write_report(page)
-
-
-def _read_episodes(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    try:
-        return read_episodes(path)
-    except (OSError, EOFError, zlib.error, ValueError, KeyError) as error:
-        notes.append(f"{path.name} cannot be read ({error}): its episodes are not shown")
-        return []
 
 
 def _facts(run: RunData) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The runs on disk: find them, read what each one says about itself, and compare two level by level.
 
-    runs = [read_run(name, folder) for name, folder in find_runs([Path("checkpoints")])]
+    runs = [read_run(name, folder) for name, folder in find_runs(["checkpoints"])]     # of store.find_run
     runs[0].status, runs[0].last             # "finished", Value(step=100, value=0.6, interval=Interval(…))
     difference(runs[0], runs[1], "SimpleSokoban")      # the paired change on the levels that both validated on
 
@@ -9,11 +9,9 @@ end is running if its owner lives, finished if it has used up its budget, and in
 """
 
 import math
-import os
 import re
 import socket
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,22 +19,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from ragen.config.identity_keys import WHERE, changes_only
 from ragen.config.tree import leaves
-from ragen.diagnose.health import Health
-from ragen.errors import ConfigError, did_you_mean, shown
 from ragen.format import percent, short
 from ragen.report.settings import not_default
-from ragen.report.verdict import PREFIX, early_stop, validation_tags
+from ragen.report.verdict import PREFIX, early_stop, first_and_last_episodes, validation_tags, verdict
 from ragen.statistics import Difference, Interval, paired_difference
 from ragen.store.episodes import read_episodes
+from ragen.store.find_run import named_run
+from ragen.store.reading import Unreadable
 from ragen.store.run_folder import Metrics, RunFolder
-
-# Default output directories of runs, sweeps and fine-tuning (models/sft/…/lora_weights).
-ROOTS = ("checkpoints", "model_saving", "models")
-SKIPPED = ("episodes", "tensorboard", "wandb")  # large directories below a run
 
 
 class Value(NamedTuple):
@@ -99,8 +91,13 @@ class ListedRun:
 
     @cached_property
     def health(self) -> str:
-        """healthy, unknown, or the name of the most serious warning."""
-        return Health.of(self.metrics.rows).verdict().word
+        """The verdict in a word: `healthy`, `no_gain`, … (`health.WORDS`), or the name of the most serious warning."""
+        ended = {"status": "early_stopped", "rule": self.rule} if self.rule else {}
+        word = verdict(self.metrics, finished=ended).health.word
+        if word != "no_gain":
+            return word
+        # Level by level a smaller gain is visible. Reading all episodes takes a while, so only where it matters.
+        return verdict(self.metrics, *first_and_last_episodes(self.folder, []), ended).health.word
 
     def as_data(self) -> dict[str, Any]:
         """For JSON."""
@@ -123,42 +120,9 @@ class ListedRun:
         }
 
 
-def find_runs(folders: Sequence[str] = ()) -> list[tuple[str, RunFolder]]:
-    """Every run folder at or below `folders` (default `ROOTS`), named by its path below that folder."""
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise ConfigError(f"{shown(folder)}: no such directory")
-    found: dict[Path, tuple[str, RunFolder]] = {}
-    for root in filter(Path.is_dir, map(Path, folders or ROOTS)):
-        for directory, folders_below, files in os.walk(root):
-            folders_below[:] = sorted(
-                name for name in folders_below if name not in SKIPPED and not name.startswith((".", "global_step_"))
-            )
-            path = Path(directory)
-            if _is_run(files):
-                name = path.relative_to(root).as_posix() if path != root else path.resolve().name
-                found.setdefault(path.resolve(), (name, RunFolder(path)))
-    return list(found.values())
-
-
 def find_run(name: str, folders: Sequence[str] = (), caller: str = "") -> ListedRun:
-    """A run by its folder, its name, or the end of its name."""
-    for path in (Path(caller, name), Path(name)):
-        if path.is_dir() and _is_run(os.listdir(path)):
-            return read_run(name.rstrip("/"), RunFolder(path))
-    known = dict(find_runs(folders))
-    matches = [name] if name in known else [other for other in known if other.endswith(f"/{name}")]
-    if len(matches) > 1:
-        raise ConfigError(f"run {shown(name)}: several runs match: {', '.join(matches)}")
-    if not matches:
-        raise ConfigError(f"run {shown(name)}: no such run or run directory{did_you_mean(name, known)}")
-    return read_run(matches[0], known[matches[0]])
-
-
-def _is_run(files: Sequence[str]) -> bool:
-    """Metrics make a run; one that has just started has a config and an owner."""
-    folder = RunFolder("")
-    return folder.metrics_path.name in files or {folder.config_path.name, folder.owner_path.name} <= set(files)
+    """A run by its folder, its name, or the end of its name; raises if there is none."""
+    return read_run(*named_run(name, folders, caller))
 
 
 def read_run(name: str, folder: RunFolder, metric: str | None = None) -> ListedRun:
@@ -168,8 +132,8 @@ def read_run(name: str, folder: RunFolder, metric: str | None = None) -> ListedR
     def tried(read: Callable[[], Any], otherwise: Any, path: Path) -> Any:
         try:
             return read()
-        except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-            problems.append(f"{path.name} cannot be read ({' '.join(str(error).split())[:120]})")
+        except Unreadable as error:
+            problems.append(f"{path.name} cannot be read ({error.why})")
             return otherwise
 
     config = tried(lambda: leaves(folder.read_config()), {}, folder.config_path)
@@ -177,6 +141,8 @@ def read_run(name: str, folder: RunFolder, metric: str | None = None) -> ListedR
     finished = tried(folder.read_finished, None, folder.finished_path) or {}
     if not config and not problems:
         problems.append(f"{folder.config_path.name} is missing or empty")
+    if finished and not metrics.rows and not problems:
+        problems.append(f"{folder.metrics_path.name} is missing or empty")
     if finished.get("status") == "unknown":
         problems.append(f"{folder.finished_path.name} cannot be read")
     # After its last step fine-tuning still has to merge and validate the model.
@@ -277,8 +243,8 @@ def _last_episodes(run: ListedRun, tag: str) -> tuple[list[dict[str, Any]], str]
         return [], f"{run.name} has no stored episodes of its last validation"
     try:
         episodes = read_episodes(files[0].path)
-    except (OSError, EOFError, zlib.error, ValueError, KeyError) as error:
-        return [], f"{files[0].path.name} of {run.name} cannot be read ({error})"
+    except Unreadable as error:
+        return [], f"{files[0].path.name} of {run.name} cannot be read ({error.why})"
     return [item for item in episodes if item["tag"] == tag], ""
 
 

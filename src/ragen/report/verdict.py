@@ -1,6 +1,7 @@
 """The verdict on a run, in words, from its metrics and its validation episodes alone.
 
     verdict(metrics, before, after).headline            # "Validation success rose by 15.2 points"
+    read_verdict(folder).health.headline                # "Healthy: validation success rose (39.1 % at step 0, …"
     early_stop(metrics, folder.read_finished())         # Stop("reward_variance_collapse", step=41, …), or None
 
 It says "within noise" where that is all that can be said. Two ways to judge a change: the 95 % intervals of the first
@@ -11,14 +12,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from ragen.diagnose.collapse import regime
 from ragen.diagnose.health import Health, HealthVerdict
 from ragen.diagnose.history import finite
+from ragen.diagnose.success import success_change
 from ragen.format import in_points, percent, short
 from ragen.statistics import Difference, Interval, paired_difference
-from ragen.store.run_folder import Metrics
+from ragen.store.episodes import SHOWN, read_episodes
+from ragen.store.reading import Unreadable
+from ragen.store.run_folder import Metrics, RunFolder
 
 PREFIX = "val-env/"
 STOPPED = "early_stopped/"
@@ -108,7 +113,33 @@ def verdict(
         at = "" if stop.step is None else f" at step {stop.step}"
         sentences = [*sentences, f"The run was stopped early{at} by the rule {stop.rule}."]
     sentences = [*sentences, *_reasoning(metrics), *_non_finite(metrics), *metrics.notes]
-    return RunVerdict(headline, "bad" if stop else tone, sentences, Health.of(metrics.rows).verdict())
+    change = success_change(metrics.rows, paired(before, after))
+    if change.outcome == "none":
+        tone = "bad"
+    health = Health.of(metrics.rows).verdict(change, stop.rule if stop else "")
+    return RunVerdict(headline, "bad" if stop else tone, sentences, health)
+
+
+def read_verdict(folder: RunFolder, finished: Mapping[str, Any] | None = None) -> RunVerdict:
+    """The verdict on a run on disk. `finished`: how it ended, if that is not stored yet."""
+    metrics = folder.read_metrics()
+    before, after = first_and_last_episodes(folder, metrics.notes)
+    return verdict(metrics, before, after, folder.read_finished() if finished is None else finished)
+
+
+def first_and_last_episodes(folder: RunFolder, notes: list[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The episodes of the first validation, and of the last if that is another one."""
+    files = folder.episode_files("val")
+    before = _read_episodes(files[0].path, notes) if files else []
+    return before, _read_episodes(files[-1].path, notes) if len(files) > 1 else []
+
+
+def _read_episodes(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    try:
+        return read_episodes(path, SHOWN)
+    except Unreadable as error:
+        notes.append(f"{path.name} cannot be read ({error.why}): its episodes are not shown")
+        return []
 
 
 def _of_all(metrics: Metrics, before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> SuccessVerdict:
@@ -152,11 +183,11 @@ def _of_tag(subject: str, values: Sequence[Validated], change: Difference | None
 
 def paired(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> Difference | None:
     """The change on the levels that both played; None if a level was played more than once (those are no pairs)."""
-    old, new = ({episode["seed"]: episode["success"] for episode in episodes} for episodes in (before, after))
+    old, new = ({(one["tag"], one["seed"]): one["success"] for one in episodes} for episodes in (before, after))
     if len(old) != len(before) or len(new) != len(after):
         return None
-    seeds = sorted(old.keys() & new.keys())
-    return paired_difference([old[seed] for seed in seeds], [new[seed] for seed in seeds]) if seeds else None
+    levels = sorted(old.keys() & new.keys())
+    return paired_difference([old[level] for level in levels], [new[level] for level in levels]) if levels else None
 
 
 def _evidence(first: Validated, last: Validated, change: Difference | None) -> tuple[bool, str]:
@@ -189,7 +220,8 @@ def _standing(values: Sequence[Validated]) -> Iterator[str]:
         levels = f"Random play reaches {percent(random)} and optimal play {percent(optimal)} of these levels"
         yield f"{levels}{': the agent is at the optimum' if covered >= 1 else distance}."
     else:
-        yield f"Random play reaches {percent(random)} of these levels."
+        unknown = "; the best possible is unknown" if optimal is None else ""
+        yield f"Random play reaches {percent(random)} of these levels{unknown}."
     if last.interval is not None and random in last.interval:
         yield "The agent is not distinguishable from random play."
     elif last.success < random:
@@ -198,8 +230,10 @@ def _standing(values: Sequence[Validated]) -> Iterator[str]:
 
 def _peak(values: Sequence[Validated]) -> Iterator[str]:
     best, last = max(values, key=lambda value: value.success), values[-1]
-    if best.interval is not None and last.interval is not None and not best.interval.overlaps(last.interval):
-        yield f"It was at its best at step {best.step} with {best.text}, and has fallen since."
+    has_fallen = best.interval is not None and last.interval is not None and not best.interval.overlaps(last.interval)
+    if best.step != last.step:
+        since = ", and has fallen since" if has_fallen else ""
+        yield f"It was at its best at step {best.step} with {best.text}{since}."
 
 
 def _reasoning(metrics: Metrics) -> Iterator[str]:

@@ -4,22 +4,25 @@
         with console.phase("rollout", total=128):
             console.advance(16)                      # episodes that have ended
         console.validation(10, summary)              # `val-env/…` metrics, as soon as they are known
+        console.episode(record, symbols)             # one that was just played, to watch
         console.step(10, metrics | summary)          # everything that was measured in the step
         console.stopped("low_validation_success", "below 1 % in 5 validations")      # where a rule ended the run
-        console.close(report=path)                   # optional: what the last line names
+        console.close(["report: …"])                 # optional: the last lines
 
-On a terminal it is a panel that stays in place. Elsewhere (a pipe, a log file, a dumb terminal, or `trainer.logger`
-without `console`) it is exactly one line a step, `step:10 - actor/entropy:0.4123 - …`, for people who grep. The first
-and the last printed line name the run folder, in both. Errors go to stderr; a rule that ends a run is not an error:
-its line stands among the others.
+On a terminal it is a panel that stays in place, as wide as the terminal; in it an episode just played is shown,
+turn by turn. Elsewhere (a pipe, a log file, a dumb terminal, or `trainer.logger` without `console`) it is exactly one
+line a step, `step:10 - actor/entropy:0.4123 - …`, for people who grep: the metrics that people follow, or with
+`trainer.console_metrics=all` all of them. The first and the last printed line name the run folder, in both. Errors go
+to stderr; a rule that ends a run is not an error: its line stands among the others.
 """
 
 import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from os import PathLike
 from typing import Any, TextIO
 
@@ -31,18 +34,39 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ragen.format import compact, duration, percent, short, sparkline
+from ragen.format import compact, duration, harmless, percent, short, sparkline
+from ragen.run.episode_view import EpisodeView
+from ragen.run.filter_words import filter_words
 from ragen.run.sinks import numbers
+from ragen.terminal import Screen
 
 Summary = Mapping[str, Any]
 
 VALIDATION = "val-env/"
 REFRESH_PER_SECOND = 4
-SPARK_STEPS = 60  # training steps that the small curve shows, at most
+SPARK_STEPS = 200  # training steps that the small curve shows, at most
 MAX_TAGS = 4
-MAX_WIDTH = 100
 LABEL_WIDTH = 11
-FILTER_REASON = "rollout/filter_reason/"
+LONGEST_LINE = 200  # of a step, where the output is not a terminal
+FOLLOWED = (  # metrics of that line, the most important first
+    "val-env/*/success",
+    "train/*/success",
+    "train/reward",
+    "train/loss",
+    "val/loss",
+    "actor/entropy",
+    "actor/grad_norm",
+    "rollout/filter_kept_ratio",
+    "timing_s/step",
+    "actor/kl_loss",
+    "critic/vf_loss",
+    "train/format_valid",
+    "health/num_warnings",
+)
+WIDE = 100  # columns from which the episode stands beside the numbers, not below them
+BORDER = 4  # columns of the panel's frame
+BETWEEN = " │ "
+FILTER_LINES = ((115, 1), (60, 2), (42, 3), (-math.inf, 4))  # columns -> lines that what the filter did needs
 
 
 def make_console(
@@ -52,20 +76,24 @@ def make_console(
     *,
     title: str = "",
     first_step: int = 0,
+    all_metrics: bool = False,
+    filter_rule: tuple[str, bool] = ("reward_variance", True),
     screen: RichConsole | None = None,
 ) -> "PlainConsole | LiveConsole":
-    """The view that suits where the output goes. `first_step`: steps that a resumed run already has behind it."""
-    screen = screen or RichConsole(highlight=False)
+    """The view that suits where the output goes. `first_step`: steps that a resumed run already has behind it;
+    `filter_rule`: the filter's metric, and whether it keeps the largest."""
+    screen = screen or Screen()
     if "console" in logger_names and screen.is_terminal and not screen.is_dumb_terminal:
-        return LiveConsole(total_steps, str(run_folder), title, first_step, screen)
-    return PlainConsole(str(run_folder))
+        return LiveConsole(total_steps, str(run_folder), title, first_step, screen, filter_rule=filter_rule)
+    return PlainConsole(str(run_folder), all_metrics=all_metrics)
 
 
 class PlainConsole:
     """One line a step."""
 
-    def __init__(self, run_folder: str, out: TextIO | None = None):
+    def __init__(self, run_folder: str, out: TextIO | None = None, all_metrics: bool = False):
         self._folder = run_folder
+        self._line = step_line if all_metrics else short_step_line
         self._out = out
         self._last_line = f"run folder: {run_folder}"
 
@@ -82,23 +110,23 @@ class PlainConsole:
 
     def advance(self, num: int = 1) -> None: ...
     def validation(self, step: int, summary: Summary) -> None: ...  # its values are part of the step's metrics
+    def episode(self, record: Mapping[str, Any], symbols: Mapping[str, str]) -> None: ...
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self.note(step_line(step, metrics))
+        self.note(self._line(step, metrics))
 
     def stopped(self, rule: str, explanation: str) -> None:
         self.note(stopped_line(rule, explanation))
 
     def note(self, text: str) -> None:
-        print(text, file=self._out or sys.stdout, flush=True)
+        print(harmless(text), file=self._out or sys.stdout, flush=True)
 
     def error(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(harmless(text), file=sys.stderr, flush=True)
 
-    def close(self, report: str | PathLike[str] | None = None) -> None:
-        """Name the report in the last line."""
-        if report is not None:
-            self._last_line = f"report: {report}"
+    def close(self, last_lines: Iterable[str]) -> None:
+        """What to print at the end, instead of the run folder."""
+        self._last_line = "\n".join(last_lines)
 
 
 class LiveConsole(PlainConsole):
@@ -112,18 +140,23 @@ class LiveConsole(PlainConsole):
         first_step: int,
         screen: RichConsole,
         clock: Callable[[], float] = time.monotonic,
+        filter_rule: tuple[str, bool] = ("reward_variance", True),
     ):
         super().__init__(run_folder)
         self._screen = screen
         self._title = title
         self._total = total_steps
         self._clock = clock
+        self._filter_rule = filter_rule
+        self._episode: EpisodeView | None = None
+        self._episode_time = clock()
         self._first = self._step = first_step
         self._first_time = self._step_time = clock()
         self._phase: tuple[str, int | None] | None = None
         self._phase_done = 0
         self._metrics: dict[str, Any] = {}
-        self._is_stopped = False
+        self._is_stopped = False  # by a rule
+        self._is_over = False
         self._successes: deque[float] = deque(maxlen=SPARK_STEPS)
         self._validations: dict[str, _Validation] = {}
         self._live = Live(
@@ -141,7 +174,7 @@ class LiveConsole(PlainConsole):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._phase = None
+        self._phase, self._is_over = None, True
         self._live.stop()
         self.note(self._last_line)
 
@@ -174,6 +207,10 @@ class LiveConsole(PlainConsole):
         if success is not None and math.isfinite(success):
             self._successes.append(success)
 
+    def episode(self, record: Mapping[str, Any], symbols: Mapping[str, str]) -> None:
+        """Show this episode from its start."""
+        self._episode, self._episode_time = EpisodeView(record, symbols), self._clock()
+
     def stopped(self, rule: str, explanation: str) -> None:
         """A rule has ended the run."""
         self._is_stopped = True
@@ -194,19 +231,44 @@ class LiveConsole(PlainConsole):
         return max(0.0, per_step * (self._total - self._step) - since)
 
     def render(self) -> Panel:
-        width = min(self._screen.width, MAX_WIDTH)
-        inside = width - 4
-        parts: list[RenderableType] = [
-            self._bars(), Text(), self._success(inside), *self._gauges(inside), self._filter(), *self._health(inside)
-        ]  # fmt: skip
+        width = self._screen.width
+        inside, height = width - BORDER, self._screen.height - 3  # the frame, and the line of the cursor
+        content = self._side_by_side(inside, height) if width >= WIDE else self._stacked(inside, height)
         title = Text(self._title, "bold") if self._title else None
-        return Panel(Group(*parts), title=title, title_align="left", width=width)
+        return Panel(content, title=title, title_align="left", width=width)
 
-    def _bars(self) -> Table:
-        table = Table.grid(padding=(0, 1), expand=True)
-        table.add_column(no_wrap=True)
-        table.add_column(ratio=1)
-        table.add_column(justify="right", no_wrap=True)
+    def _stacked(self, inside: int, height: int) -> RenderableType:
+        numbers = self._numbers(inside)
+        episode = self._playing(inside, height - len(numbers) - 1)
+        return Group(*numbers, *([Text("─" * inside, "bright_black"), *episode] if episode else []))
+
+    def _side_by_side(self, inside: int, height: int) -> RenderableType:
+        right = min(inside * 2 // 5, 90)
+        left = inside - right - len(BETWEEN)
+        numbers, episode = self._numbers(left), self._playing(right, height)
+        if not episode:
+            return Group(*self._numbers(inside))
+        table = Table.grid(padding=0)
+        for size in (left, len(BETWEEN), right):
+            table.add_column(width=size, no_wrap=True)
+        line = Text("\n".join([BETWEEN] * max(len(numbers), len(episode))), "bright_black")
+        table.add_row(Group(*numbers), line, Group(*episode))
+        return table
+
+    def _numbers(self, inside: int) -> list[RenderableType]:
+        """Each is one line, but for the two bars."""
+        step, phase = self._bars(inside)
+        return [
+            step, phase, self._success(inside), *self._gauges(inside), *self._filter(inside), *self._health(inside)
+        ]  # fmt: skip
+
+    def _playing(self, width: int, height: int) -> list[Text]:
+        if self._episode is None:
+            return []
+        seconds = None if self._is_over else self._clock() - self._episode_time
+        return self._episode.lines(seconds, width, height)
+
+    def _bars(self, inside: int) -> tuple[Table, Table]:
         left = self.seconds_left()
         if self._is_stopped:
             remaining = Text("stopped early", "bold red")
@@ -215,19 +277,18 @@ class LiveConsole(PlainConsole):
         else:
             remaining = Text("" if left is None else f"{duration(left)} left")
         bar = ProgressBar(total=max(1, self._total), completed=self._step)
-        table.add_row(Text(f"step {self._step}/{self._total}", "bold"), bar, remaining)
+        step = _bar_line(Text(f"step {self._step}/{self._total}", "bold"), bar, remaining, inside)
         name, total = self._phase or ("", None)
         count = "" if not name else f"{self._phase_done}/{total}" if total else "…"
         bar = ProgressBar(total=total, completed=self._phase_done, style="bar.back", complete_style="cyan")
-        table.add_row(Text(name, "cyan"), bar if name and total else Text(), Text(count, "dim"))
-        return table
+        return step, _bar_line(Text(name, "cyan"), bar if name and total else Text(), Text(count, "dim"), inside)
 
     def _success(self, inside: int) -> Text:
         text = _label("success")
         if not self._successes:
             return text.append("no training step yet", "dim")
         text.append(f"{percent(self._successes[-1])}", "bold").append(" train  ", "dim")
-        room = max(1, min(20, inside - len(text)))
+        room = max(1, inside - len(text))
         return text.append(sparkline(list(self._successes)[-room:]), "cyan")
 
     def _gauges(self, inside: int) -> Iterator[Text]:
@@ -240,21 +301,20 @@ class LiveConsole(PlainConsole):
         if len(self._validations) > len(shown):
             yield _label("").append(f"and {len(self._validations) - len(shown)} more environments", "dim")
 
-    def _filter(self) -> Text:
-        """How many groups were worth an update, and why the others were not."""
-        values, text = self._metrics, _label("filter")
-        kept, ratio = _number(values, "rollout/filter_kept_count"), _number(values, "rollout/filter_kept_ratio")
-        if kept is not None:
-            of = f"/{round(kept / ratio)}" if ratio else ""
-            text.append(f"kept {kept:.0f}{of}", "bold red" if kept == 0 else "")
-        else:
-            text.append("kept –" if ratio is None else f"kept {percent(ratio)}")
-        empty = _number(values, "rollout/consecutive_empty_after_filter_steps") or 0
-        if empty > 1:
-            text.append(f", empty for {empty:.0f} steps", "bold red")
-        for count, reason in _dropped(values):
-            text.append(f" · {count:.0f} {reason}", "dim")
-        return text
+    def _filter(self, inside: int) -> list[Text]:
+        """How many groups were worth an update, and why the others were not. Always as many lines as may be needed."""
+        room = inside - LABEL_WIDTH
+        words = Text(filter_words(self._metrics, *self._filter_rule))
+        if words.plain.startswith(("kept none", "kept no ")):
+            words.stylize("bold red", 0, len(words.plain.partition(";")[0]))
+        num_lines = next(num for least, num in FILTER_LINES if room >= least)
+        wrapped = list(words.wrap(self._screen, max(1, room)))
+        if len(wrapped) > num_lines:
+            wrapped = wrapped[:num_lines]
+            wrapped[-1].truncate(room - 1)
+            wrapped[-1].append("…")
+        shown = [*wrapped, *[Text()] * (num_lines - len(wrapped))]
+        return [_label("filter" if index == 0 else "").append_text(line) for index, line in enumerate(shown)]
 
     def _health(self, inside: int) -> Iterator[Text]:
         speed = _number(self._metrics, "perf/tokens_per_s")
@@ -343,6 +403,17 @@ def step_line(step: int, metrics: Mapping[str, Any]) -> str:
     return " - ".join([f"step:{step}", *(f"{key}:{short(value)}" for key, value in numbers(metrics).items())])
 
 
+def short_step_line(step: int, metrics: Mapping[str, Any]) -> str:
+    """`step_line` with the metrics that people follow, as many as fit."""
+    values = numbers(metrics)
+    followed = [key for pattern in FOLLOWED for key in values if fnmatchcase(key, pattern)]
+    line = f"step:{step}"
+    for key in dict.fromkeys(followed or values):
+        item = f" - {key}:{short(values[key])}"
+        line += item if len(line) + len(item) <= LONGEST_LINE else ""
+    return line
+
+
 def _tags(metrics: Mapping[str, Any], prefix: str) -> list[str]:
     names = [key.removeprefix(prefix).rpartition("/") for key in metrics if key.startswith(prefix)]
     return list(dict.fromkeys(tag for tag, _, name in names if name == "success"))
@@ -359,18 +430,21 @@ def _number(metrics: Mapping[str, Any], key: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _dropped(metrics: Mapping[str, Any]) -> list[tuple[float, str]]:
-    """Why groups were dropped, and how many for each reason, the most frequent first."""
-    counts = [(_number(metrics, key) or 0, key.removeprefix(FILTER_REASON)) for key in metrics if FILTER_REASON in key]
-    reasons = [(count, name.replace("_", " ")) for count, name in counts if count and name != "kept"]
-    return sorted(reasons, key=lambda reason: -reason[0])
-
-
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
 def stopped_line(rule: str, explanation: str) -> str:
     return f"stopped early by the rule {rule}: {' '.join(explanation.split())}".removesuffix(": ")
+
+
+def _bar_line(name: Text, bar: RenderableType, value: Text, width: int) -> Table:
+    table = Table.grid(padding=(0, 1), expand=False)
+    table.width = width
+    table.add_column(no_wrap=True, min_width=LABEL_WIDTH - 1)
+    table.add_column(ratio=1)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_row(name, bar, value)
+    return table
 
 
 def _line() -> Text:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ragen.command_hint import hint
 from ragen.config import compose
 from ragen.config.compose import Resolved
 from ragen.config.model_name import folder_of
@@ -69,7 +70,7 @@ def _model_notes(resolved: Resolved) -> Iterator[str]:
         yield (
             f"{model}: if its run resumes, it may delete this checkpoint ({NUM_KEPT}={num_kept}); what is trained here "
             f"could then not be resumed nor, as an adapter, be used. Start from a copy or, for an adapter, from the "
-            f"output of `./ragen merge`"
+            f"output of `{hint('merge')}`"
         )
 
 

@@ -9,18 +9,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ragen.format import duration
+from ragen.format import duration, harmless
 
 
 @contextmanager
 def progress(title: str, total: int, unit: str, is_brief: bool = False) -> Iterator[Callable[[int], None]]:
     """Yields a function that counts; everything goes to stderr. A brief one leaves nothing behind."""
     if sys.stderr is not None and sys.stderr.isatty():
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=is_brief) as bar:
+        from ragen.terminal import Screen
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Screen(stderr=True), transient=is_brief) as bar:
             task = bar.add_task(title, total=total)
             yield lambda count: bar.advance(task, count)
         return
@@ -31,6 +37,6 @@ def progress(title: str, total: int, unit: str, is_brief: bool = False) -> Itera
         before, done = done, done + count
         if not is_brief and 10 * done // total > 10 * before // total:
             elapsed = duration(time.monotonic() - start)
-            print(f"{title}: {done} of {total} {unit}, {elapsed}", file=sys.stderr, flush=True)
+            print(f"{harmless(title)}: {done} of {total} {unit}, {elapsed}", file=sys.stderr, flush=True)
 
     yield advance

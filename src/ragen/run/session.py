@@ -22,20 +22,22 @@ from ragen.checkpoint.save import CheckpointStore
 from ragen.config import devices
 from ragen.config.schema import Config
 from ragen.distributed.workers import Workers
+from ragen.env.failure import TooManyFailures
 from ragen.run import memory
 from ragen.run.clock import Clock, Totals
 from ragen.run.console import step_line
 from ragen.run.interrupt import Interrupt, Preempted
 from ragen.run.run_logger import NullLogger, run_logger
 from ragen.store import manifest
-from ragen.store.fsync import write_whole
+from ragen.store.fsync import append_lines, write_whole
 from ragen.store.json_lines import decode, encode
 from ragen.store.resume import Decision, claimed, decide
 
 
 @dataclass(frozen=True)
 class Run:
-    """How a run ended: `finished`, `early_stopped` by a rule, `interrupted`, or `preempted` by SIGTERM."""
+    """How a run ended: `finished`, `early_stopped` by a rule, `interrupted`, `preempted` by SIGTERM,
+    or `environment_failed`: too often."""
 
     folder: Path
     report: Path | None
@@ -89,6 +91,8 @@ class Steps(Protocol):
 
 
 AnyJob = TypeVar("AnyJob", bound=Job)
+STOPS = (Preempted, TooManyFailures)  # what a step or a validation is given up for
+ENVIRONMENT_FAILED = "environment_failed"
 UNFINISHED = "unfinished"  # in the state of a checkpoint: the metrics of a step that is not validated yet
 
 
@@ -166,8 +170,8 @@ class Session:
         with self._interrupt:
             try:
                 return job.fit()
-            except Preempted:  # before the first step
-                return Ending("preempted", self.first_step - 1)
+            except STOPS as stop:  # before the first step
+                return _stopped(stop, self.first_step - 1)
 
     def steps(self, job: Steps) -> Ending:
         """The steps of a job from the first one on."""
@@ -181,8 +185,9 @@ class Session:
             try:
                 with self.droppable(), clock("step"):
                     metrics = job.step(step, clock)
-            except Preempted:
-                return self._drop(job, step, before)
+            except STOPS as stop:
+                self._drop(job, step, before)
+                return _stopped(stop, step - 1)
             if ending := self._conclude(job, step, metrics, clock):
                 return ending
         return Ending("finished", job.num_steps)
@@ -193,11 +198,11 @@ class Session:
         try:
             with clock("step"):
                 metrics = metrics | job.validate(step, clock)
-        except Preempted:  # save the weights of the step, and what is left to do in it
+        except STOPS as stop:  # save the weights of the step, and what is left to do in it
             stored = {name: encode(name, value) for name, value in metrics.items()}
             self._state_to_save = {**job.state(), UNFINISHED: {"metrics": stored, "seconds": seconds}}
             job.save(step, now=True)
-            return Ending("preempted", step)
+            return _stopped(stop, step)
         self.log_step(step, metrics, clock)
         stopped, ending = self.stop_status(), job.ending(step)
         job.save(step, now=bool(stopped) or ending is not None)
@@ -205,15 +210,15 @@ class Session:
             return ending
         return Ending(stopped, step)
 
-    def _drop(self, job: Steps, step: int, state: Mapping[str, Any]) -> Ending:
-        """End with weights and state of the step before: this one has not changed the weights."""
+    def _drop(self, job: Steps, step: int, state: Mapping[str, Any]) -> None:
+        """Save weights and state of the step before, unless this one has changed the weights already."""
         self._interrupt.commit()
-        if step == self.first_step:
-            self.saved = self.decision.checkpoint if self.decision.resumes else None
-        elif self.saved is None or manifest.step_of(self.saved) < step - 1:
+        if self._is_committed:  # an analysis failed between two updates: these weights belong to no step
+            return
+        is_saved = self.saved is not None and manifest.step_of(self.saved) >= step - 1
+        if step > self.first_step and not self.workers.agree(is_saved):  # only the first worker knows
             self._state_to_save = state
             job.save(step - 1, now=True)
-        return Ending("preempted", step - 1)
 
     def stop_status(self) -> str:
         """`interrupted` or `preempted` if any worker was asked to stop, else empty."""
@@ -246,8 +251,7 @@ class Session:
         metrics = dict(metrics) | clock.metrics() | self.totals.add(clock)
         self.log.step(step, metrics)
         if self._text_log is not None:
-            with open(self._text_log, "a", encoding="utf-8") as file:
-                file.write(f"{step_line(step, metrics)}\n")
+            append_lines(self._text_log, f"{step_line(step, metrics)}\n".encode())
 
     def save(
         self,
@@ -259,6 +263,7 @@ class Session:
     ) -> None:
         """Write a checkpoint; no worker continues before it is written. With `best` it stays while it is."""
         if self.workers.is_first:
+            self.folder.check_present()
             if best is not None:  # first: a run killed in between validates and saves this step again
                 manifest.write_best(self.folder.path, best)
             if self._state_to_save is not None:
@@ -274,12 +279,26 @@ class Session:
         report = self.log.ended(ending.status, ending.step, ending.rule, ending.explanation)
         if ending.status in ("interrupted", "preempted"):
             self.log.note(f"{ending.status} after step {ending.step}; {self._how_to_resume()}")
+        if ending.status == ENVIRONMENT_FAILED:
+            # One line: an experiment shows the end of a run's output.
+            self.log.error(
+                f"stopped after step {ending.step}: {ending.explanation}; details in {self.folder.failures_path}; fix "
+                f"the environment; {self._how_to_resume()}"
+            )
         return Run(self.folder.path, report, ending.step, ending.status, ending.rule)
 
     def _how_to_resume(self) -> str:
-        if self.saved is None:
+        saved = self.saved or (self.decision.checkpoint if self.decision.resumes else None)
+        if saved is None:
             every = self.config.trainer.save_freq
             return f"nothing was saved (trainer.save_freq={every}): the same command starts again"
-        if not manifest.is_resumable(self.saved):
-            return f"saved in {self.saved} without the optimizer: the same command starts again in another directory"
-        return f"saved in {self.saved}: run the same command to resume"
+        if not manifest.is_resumable(saved):
+            return f"saved in {saved} without the optimizer: the same command starts again in another directory"
+        return f"saved in {saved}: run the same command to resume"
+
+
+def _stopped(stop: BaseException, step: int) -> Ending:
+    """How a run ends whose work was given up, with `step` as its last."""
+    if isinstance(stop, TooManyFailures):
+        return Ending(ENVIRONMENT_FAILED, step, explanation=str(stop))
+    return Ending("preempted", step)

@@ -42,7 +42,14 @@ from ragen.store.fsync import write_whole
 from ragen.store.run_folder import RunFolder
 
 # How a run can end, and the exit status that stands for it.
-STATUSES = {"finished": 0, "failed": 1, "early_stopped": 3, "interrupted": 130, "preempted": 143}
+STATUSES = {
+    "finished": 0,
+    "failed": 1,
+    "early_stopped": 3,
+    "environment_failed": 4,
+    "interrupted": 130,
+    "preempted": 143,
+}
 WANDB_ID = "wandb-id"
 ANSWER_S = 3.0  # how long a host may take to answer
 INIT_S = 20.0  # W&B: to start a run online

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,9 @@ from ragen.agent.rules import AgentRules
 from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.env.base import State, Tag
+from ragen.env.failure import call, level
 from ragen.env.registry import make
+from ragen.env.solve import NoExactAnswer
 from ragen.errors import ConfigError
 from ragen.extras import require
 from ragen.sft.demonstrate import Played, Spoken, can_be_won, demonstrate, solver
@@ -208,16 +211,17 @@ def solve_levels(lesson: Lesson, seeds: Iterable[int]) -> list[Solved]:
     """The levels of these seeds. What cannot be won has no rows."""
     env, tag, rules = make(lesson.tag), lesson.tag, lesson.rules
     prompt = STYLES[rules.prompt_style](env, tag, rules, lesson.reply_limit)
-    levels = []
-    for seed in seeds:
+
+    def solve(seed: int) -> Solved:
         start = env.reset(seed, SPLIT)
         rows: tuple[AnswerRow, ...] = ()
         if can_be_won(env, tag, rules, start, lesson.max_depth):
             player = solver(env, tag, rules, lesson.max_depth)
             played = demonstrate(env, tag, rules, prompt, start, player, noise_stream(seed, 0, 0))
             rows = tuple(_rows(lesson, prompt, seed, played))
-        levels.append(Solved(seed, start, rows))
-    return levels
+        return Solved(seed, start, rows)
+
+    return [call(partial(solve, seed), level(lesson.tag_name, seed, SPLIT), passes=(NoExactAnswer,)) for seed in seeds]
 
 
 def _rows(lesson: Lesson, prompt: PromptStyle, seed: int, played: Played) -> Iterator[AnswerRow]:

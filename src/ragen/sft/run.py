@@ -171,7 +171,8 @@ def success_text(tag: str, metrics: dict[str, float]) -> str:
     """Success with its interval and baselines."""
 
     def of(name: str) -> str:
-        return percent(metrics[f"val-env/{tag}/{name}"])
+        value = metrics.get(f"val-env/{tag}/{name}")
+        return "unknown" if value is None else percent(value)
 
     return (
         f"{tag} success {of('success')} [{of('success_low')}, {of('success_high')}], greedy {of('greedy_success')}; "

@@ -7,19 +7,54 @@ read_episodes(path)                        # the records of one episodes/<split>
 import gzip
 import json
 import os
-from collections.abc import Callable, Iterable
+import struct
+import zlib
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from ragen.store import json_lines
 from ragen.store.fsync import write_whole
 from ragen.store.json_lines import decode, encode
+from ragen.store.reading import NUMBER, Unreadable, problem_in, read_bytes
 from ragen.types import Episode, Group
 
 LOG_PROB_DIGITS = 6
-Render = Callable[[str, Any], str]  # (tag, state) -> text
+FIX = "restore it from a copy, or remove it: its episodes are then not shown"
+TURN = {
+    "state_text": str,
+    "turn_text": str,
+    "reply_text": str,
+    "stopped_by": str,
+    "reward": NUMBER,
+    "penalty": NUMBER,
+    "actions": [Any],
+    "num_listed": int,
+    "num_valid": int,
+    "num_effective": int,
+}
+EPISODE = {
+    "step": int,
+    "tag": str,
+    "split": str,
+    "seed": int,
+    "group": int,
+    "member": int,
+    "ended_by": str,
+    "success": bool,
+    "reward": NUMBER,
+    "penalty": NUMBER,
+    "num_actions": int,
+    "system_text": str,
+    "turns": [TURN],
+    "final_text": str,
+    "sequences": [{"ids": list, "sampled": list, "log_probs": list}],
+}
+OUTCOME = ("tag", "seed", "success", "turns", "state_text")  # what a comparison needs
+SHOWN = (*OUTCOME, "step", "ended_by", "num_actions", *(key for key in TURN if key != "turn_text"))  # and a page
 
 
-def episode_record(episode: Episode, step: int, render: Render | None = None) -> dict[str, Any]:
+def episode_record(episode: Episode, step: int) -> dict[str, Any]:
     """One line of an episode file: enough to draw, replay, fork and train the episode again.
 
     `sequences` are what the learner read: all ids, the [start, stop) of each sampled reply, and the log-probs of the
@@ -56,7 +91,7 @@ def episode_record(episode: Episode, step: int, render: Render | None = None) ->
             }
             for turn in episode.turns
         ],
-        "final_text": "" if render is None else render(episode.tag, final.state),
+        "final_text": episode.final_text,
         "sequences": [
             {
                 "first_turn": sequence.first_turn,
@@ -73,10 +108,10 @@ def episode_record(episode: Episode, step: int, render: Render | None = None) ->
     }
 
 
-def write_episodes(path: Path, step: int, groups: Iterable[Group], render: Render | None = None) -> None:
-    """Store whole groups. `render` adds the observation after the last action, which no turn has shown."""
+def write_episodes(path: Path, step: int, groups: Iterable[Group]) -> None:
+    """Store whole groups."""
     lines = [
-        json.dumps(episode_record(episode, step, render), allow_nan=False, separators=(",", ":"))
+        json.dumps(episode_record(episode, step), allow_nan=False, separators=(",", ":"))
         for group in groups
         for episode in group.episodes
     ]
@@ -84,15 +119,29 @@ def write_episodes(path: Path, step: int, groups: Iterable[Group], render: Rende
     write_whole(path, gzip.compress(text.encode(), compresslevel=1, mtime=0))  # no clock: equal runs, equal files
 
 
-def read_episodes(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of one episode file, non-finite numbers as floats again."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [_with_floats(json.loads(line)) for line in file]
+def read_episodes(path: str | os.PathLike[str], needed: Collection[str] = OUTCOME) -> list[dict[str, Any]]:
+    """The records of one episode file, non-finite numbers as floats again. Raises `Unreadable` for a damaged one.
+
+    Every record and turn has the `needed` keys; what else it has is of the right type.
+    """
+    path = Path(path)
+    try:
+        lines = gzip.decompress(read_bytes(path) or b"").splitlines()
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        raise Unreadable(path, f"it is not a whole gzip file ({error})", FIX) from None
+    records = []
+    for number, line in enumerate(lines, start=1):
+        record = json_lines.parsed(line)
+        problem = "not a JSON object" if record is None else problem_in(record, EPISODE, needed)
+        if record is None or problem:
+            raise Unreadable(path, f"line {number}: {problem}", FIX)
+        records.append(_with_floats(record))
+    return records
 
 
 def _with_floats(record: dict[str, Any]) -> dict[str, Any]:
-    for part in (record, *record["turns"]):
-        part["reward"], part["penalty"] = decode(part["reward"]), decode(part["penalty"])
-    for sequence in record["sequences"]:
-        sequence["log_probs"] = [decode(value) for value in sequence["log_probs"]]
+    for part in (record, *record.get("turns", ())):
+        part |= {key: float(decode(part[key])) for key in ("reward", "penalty") if key in part}
+    for sequence in record.get("sequences", ()):
+        sequence["log_probs"] = [decode(value) for value in sequence.get("log_probs", ())]
     return record

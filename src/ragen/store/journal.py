@@ -20,16 +20,21 @@ from typing import Any
 from ragen.errors import ConfigError
 from ragen.store import json_lines
 from ragen.store.lock import Locked, try_lock
+from ragen.store.reading import problem_in
 
 EpisodeKey = tuple[str, int, int, int]  # tag, seed, group, member
 
 
 class Journal:
-    def __init__(self, folder: str | Path, setting: Mapping[str, Any]):
+    """`shape` describes a valid record, as `reading.problem_in` takes it."""
+
+    def __init__(self, folder: str | Path, setting: Mapping[str, Any], shape: Any = dict):
+        self.entry = {"place": [(str, int)], "record": shape}
         self.setting = json.loads(json.dumps(setting, sort_keys=True))
         name = hashlib.sha256(json.dumps(self.setting).encode()).hexdigest()[:16]
         self.path = Path(folder) / f".journal-{name}.jsonl"
         self.records: dict[EpisodeKey, dict[str, Any]] = {}
+        self.notes: list[str] = []  # on lines that could not be read
         self._write_lock = threading.Lock()
 
     @contextmanager
@@ -51,14 +56,16 @@ class Journal:
             lock.release()
 
     def _read(self) -> None:
-        """Lines that are not valid are skipped: their episodes are played again."""
-        records = json_lines.read(self.path).records
+        """Lines that are not valid are noted and skipped: their episodes are played again."""
+        records, skipped = json_lines.read(self.path)
         if not records:
             json_lines.append(self.path, self.setting)
         elif records[0] != self.setting:
             raise ConfigError(f"{self.path} is not a journal of this evaluation: remove it")
-        valid = [entry for entry in records[1:] if isinstance(entry.get("place"), list) and "record" in entry]
+        valid = [entry for entry in records[1:] if not problem_in(entry, self.entry) and len(entry["place"]) == 4]
+        damaged = len(records[1:]) - len(valid)
         self.records = {tuple(entry["place"]): entry["record"] for entry in valid}
+        self.notes = skipped + [f"{damaged} lines of {self.path.name} hold no episode: skipped"] * bool(damaged)
 
     def append(self, key: EpisodeKey, record: Mapping[str, Any]) -> None:
         with self._write_lock:

@@ -2,7 +2,7 @@
 
 JSON has no NaN: `encode` stores non-finite numbers as the strings "nan", "inf" and "-inf", and `decode` reads them.
 
-append(path, {"step": 21}, {"step": 22})                # on disk when this returns
+append(path, {"step": 21}, {"step": 22})                # on disk when this returns, or WriteFailed
 records, skipped = read(path)                           # objects, and notes on lines that are not
 rewind(path, lambda record: record["step"] <= 20)       # a resumed run writes the rest again
 write(path, records)                                    # the whole file, at once
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ragen.store.fsync import write_whole
+from ragen.store.fsync import append_lines, sync, write_whole
+from ragen.store.reading import read_bytes
 
 Record = dict[str, Any]
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -27,27 +28,20 @@ class Lines(NamedTuple):
 
 
 def append(path: Path, *records: Mapping[str, Any]) -> None:
-    """Add whole lines. Half a line left by a killed process is removed: it would swallow the first of them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
-            file.truncate(os.pread(file.fileno(), end, 0).rfind(b"\n") + 1)
-        file.write("".join(f"{json.dumps(record)}\n" for record in records).encode())
-        file.flush()
-        os.fsync(file.fileno())
+    """Add whole lines, or raise `WriteFailed` and leave the file as it was."""
+    append_lines(path, "".join(f"{json.dumps(record)}\n" for record in records).encode())
 
 
 def read(path: Path, is_valid: Callable[[Record], bool] = lambda record: True) -> Lines:
     """The valid objects of a file; none if it does not exist."""
     found = Lines([], [])
-    *whole, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    *whole, torn = (read_bytes(path) or b"").split(b"\n")
     for number, line in enumerate(whole, start=1):
-        record = _parsed(line)
+        record = parsed(line)
         if record is not None and is_valid(record):
             found.records.append(record)
         elif line.strip():
-            found.skipped.append(f"line {number} of {path.name} is not valid: skipped")
+            found.skipped.append(_not_valid(number, path))
     if torn:
         found.skipped.append(f"the last line of {path.name} is torn (the process was killed): skipped")
     return found
@@ -55,18 +49,30 @@ def read(path: Path, is_valid: Callable[[Record], bool] = lambda record: True) -
 
 def rewind(
     path: Path, is_kept: Callable[[Record], bool], is_last: Callable[[Record], bool] = lambda record: False
-) -> None:
-    """Keep the lines with `is_kept`, up to the first one with `is_last`, byte for byte. Invalid lines are removed."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        record = _parsed(line) if line.endswith(b"\n") else None
-        if record is not None and is_kept(record):
+) -> list[str]:
+    """Keep the lines with `is_kept`, up to the first one with `is_last`, byte for byte. Invalid lines are removed.
+
+    Returns a note on each whole line that was not valid: what it held is lost.
+    """
+    content = read_bytes(path)
+    if content is None:
+        return []
+    kept, notes = [], []
+    for number, line in enumerate(content.splitlines(keepends=True), start=1):
+        record = parsed(line) if line.endswith(b"\n") else None
+        if record is None:
+            notes += [_not_valid(number, path)] if line.endswith(b"\n") and line.strip() else []
+        elif is_kept(record):
             kept.append(line)
             if is_last(record):
                 break
-    write_whole(path, b"".join(kept))
+    whole = b"".join(kept)
+    if not content.startswith(whole):
+        write_whole(path, whole)
+    elif len(whole) < len(content):
+        os.truncate(path, len(whole))  # needs no space: a run resumes on a full disk
+        sync(path)
+    return notes
 
 
 def write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -75,10 +81,15 @@ def write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     write_whole(path, text.encode("utf-8", errors="replace"))
 
 
-def _parsed(line: bytes) -> Record | None:
+def _not_valid(number: int, path: Path) -> str:
+    return f"line {number} of {path.name} is not valid: skipped"
+
+
+def parsed(line: bytes) -> Record | None:
+    """The object in a line; None if it holds none."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

@@ -18,8 +18,11 @@ from pathlib import Path
 import filelock
 
 from ragen.errors import ConfigError
+from ragen.store.full_disk import patiently
+from ragen.store.reading import Unreadable, read_bytes
 
 POLL_SECONDS = 0.02
+UNKNOWN = "another process"  # an owner that the lock file does not name
 PATIENCE = 0.1  # seconds before a lock counts as taken: one that is just being released takes a moment
 
 
@@ -36,7 +39,8 @@ class Lock:
         self.path, self._lock = path, lock
 
     def release(self) -> None:
-        self.path.unlink(missing_ok=True)  # while it is held: a waiting process notices that the file was removed
+        if owner_of(self.path).startswith(this_process()):  # not that of a process that has made the directory again
+            self.path.unlink(missing_ok=True)  # while it is held: a waiting process notices that the file was removed
         self._lock.release()
 
 
@@ -83,16 +87,27 @@ def is_locked(path: Path) -> bool:
 def owner_of(path: Path) -> str:
     """`process 4711 on host (note)`, as far as the lock file tells."""
     try:
-        return path.read_text(errors="replace").partition("\n")[0] or "another process"
-    except OSError:
-        return "another process"
+        content = read_bytes(path) or b""
+    except Unreadable:
+        content = b""
+    return content.decode(errors="replace").partition("\n")[0] or UNKNOWN
 
 
 def _acquire(path: Path, note: str, timeout: float) -> Lock:
     lock = _file_lock(path)
-    lock.acquire(timeout, POLL_SECONDS)
-    path.write_text(f"process {os.getpid()} on {socket.gethostname()}{f' ({note})' if note else ''}\n")
+    patiently(lambda: lock.acquire(timeout, POLL_SECONDS), path)
+    owner = f"{this_process()}{f' ({note})' if note else ''}\n".encode()
+    try:
+        patiently(lambda: path.write_bytes(owner), path, len(owner))
+    except OSError:
+        path.unlink(missing_ok=True)
+        lock.release()
+        raise
     return Lock(path, lock)
+
+
+def this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _file_lock(path: Path) -> filelock.FileLock:

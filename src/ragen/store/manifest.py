@@ -18,18 +18,20 @@ import json
 import os
 import re
 import zlib
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ragen.errors import ConfigError
 from ragen.store.fsync import write_whole
+from ragen.store.reading import Unreadable, read_bytes, read_json
 
 TRACKER = "latest_checkpointed_iteration.txt"
 BEST = "best_checkpoint.json"
 MANIFEST = "manifest.json"
 REPLACED = ".replaced"  # suffix of a checkpoint while another one of the same step replaces it
-_NAME = re.compile(rf"global_step_(\d+)({re.escape(REPLACED)})?")
+_NAME = re.compile(rf"global_step_([0-9]{{1,18}})({re.escape(REPLACED)})?")
 _CHUNK = 1 << 24
 
 
@@ -156,11 +158,10 @@ def best(folder: str | os.PathLike[str]) -> Path | None:
 
 def read_best(folder: str | os.PathLike[str]) -> Best | None:
     """What `best_checkpoint.json` says; None where there is none, or none that can be read."""
-    path = Path(folder) / BEST
     try:
-        record = json.loads(path.read_bytes())
+        record = read_json(Path(folder) / BEST) or {}
         return Best(int(record["step"]), float(record["success"]))
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
 
 
@@ -171,17 +172,31 @@ def read_manifest(path: Path) -> Manifest:
     if not (path / MANIFEST).exists():
         raise NotACheckpoint(f"{path} is not a checkpoint of ragen (no {MANIFEST})")
     try:
-        stored = json.loads((path / MANIFEST).read_bytes())
+        stored = read_json(path / MANIFEST) or {}
         tree = stored["checkpoint"]
         if _tree_sum(tree) != stored["crc32"]:
             raise ValueError("its checksum differs")
         files = {name: FileSum(*values) for name, values in tree["files"].items()}
         manifest = Manifest(**tree | {"files": files})
-    except (ValueError, KeyError, TypeError) as error:
+        if not _is_sound(manifest):
+            raise ValueError("an entry has the wrong type")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"checkpoint {path} is damaged: {MANIFEST} cannot be read ({error})") from None
     if manifest.step != step_of(path):
         raise Damaged(f"{path} was written as {checkpoint_name(manifest.step)} and must have that name")
     return manifest
+
+
+def _is_sound(manifest: Manifest) -> bool:
+    """Whether a manifest that somebody else may have written holds what its types say."""
+    contents = manifest.contents
+    are_parts = isinstance(contents, dict) and all(
+        isinstance(held, list) and all(isinstance(name, str) for name in held) for held in contents.values()
+    )
+    names = [Path(name) for name in manifest.files]
+    are_inside = not any(name.is_absolute() or ".." in name.parts for name in names)
+    are_numbers = all(isinstance(number, int) for values in manifest.files.values() for number in values)
+    return are_parts and are_inside and are_numbers and type(manifest.step) is int
 
 
 def _inspect(path: Path, every_byte: bool = False) -> Manifest:
@@ -213,10 +228,14 @@ def _what_to_do(path: Path) -> str:
 
 
 def _read_tracker(path: Path) -> tuple[int | None, str]:
-    if not path.exists():
+    try:
+        content = read_bytes(path)
+    except Unreadable as error:
+        return None, str(error)
+    if content is None:
         return None, ""
-    text = path.read_text(encoding="utf-8", errors="replace").strip()
-    if text.isascii() and text.isdecimal():
+    text = content[:100].strip()
+    if re.fullmatch(rb"[0-9]{1,18}", text):
         return int(text), ""
     return None, f"{path} does not hold the number of a step"
 
@@ -238,6 +257,12 @@ def write_best(folder: Path, best: Best) -> None:
 
 def write_tracker(folder: Path, step: int) -> None:
     write_whole(folder / TRACKER, f"{step}\n".encode())
+
+
+def remove_tracker(folder: Path) -> None:
+    """Where it cannot name a checkpoint that is there: without it, the newest whole one is the latest."""
+    with suppress(OSError):
+        (folder / TRACKER).unlink(missing_ok=True)
 
 
 def file_sum(path: Path) -> FileSum:

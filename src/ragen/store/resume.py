@@ -18,7 +18,7 @@ continues in that checkpoint's own folder if that run can be resumed, else in an
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,9 @@ def claimed(config: Config, choose: Callable[[Config], Decision] | None = None) 
         with decision.folder.owned(key):
             if choose(config).target == decision.target:
                 # The folder becomes what it was when the checkpoint was written.
-                decision.folder.rewind(decision.first_step - 1 if decision.resumes else -1)
-                yield decision
+                damage = decision.folder.rewind(decision.first_step - 1 if decision.resumes else -1)
+                reasons = [decision.reason] * bool(decision.reason) + damage
+                yield replace(decision, reason="; ".join(reasons))
                 return
 
 
@@ -101,7 +102,7 @@ def stored_steps(folder: RunFolder) -> int | None:
 
 def _holds_run(folder: RunFolder) -> bool:
     """Whether there is anything to lose. A config alone is a run that failed before its first step."""
-    recorded = folder.metrics_path.exists() and folder.metrics_path.stat().st_size > 0
+    recorded = folder.metrics_path.exists() and folder.metrics_path.stat().st_size > 0  # a directory has a size too
     return recorded or folder.finished_path.exists() or bool(disk.checkpoints(folder.path))
 
 
@@ -221,7 +222,7 @@ def _stored_origin(stored: Mapping[str, Any]) -> Path | None:
     """The checkpoint that a stored run was started from."""
     if stored.get("trainer.resume_mode") != "resume_path":
         return None
-    return _resolved(Path(stored["trainer.resume_from_path"]))
+    return _resolved(Path(stored.get("trainer.resume_from_path") or ""))
 
 
 def _resolved(path: Path | None) -> Path | None:

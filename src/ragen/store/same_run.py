@@ -14,12 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-import yaml
-
 from ragen.config import derive, identity_keys
 from ragen.config.schema import Config
 from ragen.config.tree import leaves
 from ragen.errors import shown
+from ragen.store.reading import Unreadable
 from ragen.store.run_folder import RunFolder
 
 BUDGET = "trainer.total_training_steps"
@@ -29,7 +28,7 @@ def stored_config(folder: RunFolder) -> dict[str, Any]:
     """Flat; empty where none can be read."""
     try:
         return leaves(folder.read_config())
-    except (ValueError, yaml.YAMLError):
+    except Unreadable:
         return {}
 
 

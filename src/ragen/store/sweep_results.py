@@ -8,23 +8,27 @@
     kl=0.001 | filter=nofilter | include_zero=True | train_time=41.20s | … | gpu=1xH100 | status=success
 
 A line has the documented fields in the documented order; the value of `name` stands without `name=`. `status` is
-`success`, `fail` or `early_stopped:<rule>`. The last line of a cell counts. Resuming reads the summary log only: a line
-that is deleted by hand makes its cell run again. The record, `.json` beside it, holds what every cell was told to run.
+`success`, `fail`, `early_stopped:<rule>` or `preempted`. The last line of a cell counts. Resuming reads the summary log
+only: a line that is deleted by hand makes its cell run again. The record, `.json` beside it, holds what every cell was
+told to run. An experiment that starts over keeps both: `x.log.1` and `x.json.1`, which also says where each run was.
 While a cell runs, its process holds a lock beside its result: two terminals can run different cells of one sweep.
 """
 
 import json
 import os
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ragen.errors import ConfigError
-from ragen.store.fsync import write_whole
+from ragen.store.free_name import rotate
+from ragen.store.fsync import append_lines, write_whole
 from ragen.store.lock import Lock, Locked, is_locked, locked, try_lock
+from ragen.store.reading import problem_in, read_bytes, read_json
 
 SEPARATOR = " | "
 MISSING = "missing"
@@ -38,6 +42,24 @@ TIMES = {
     "collapse_first_time": "timing_s/collapse_first_turn_total",
     "collapse_multi_time": "timing_s/collapse_multi_turn_total",
 }
+# What a record must hold.
+CELL = dict.fromkeys(("name", "label", "group", "log_path", "result_path", "checkpoint_dir", "wandb_project"), str) | {
+    "start": [str],
+    "overrides": [str],
+    "num_gpus": int,
+    "seed": (int, type(None)),
+    "fields": [[str]],
+    "log_head": [str],
+}
+RECORD = {
+    "experiment": str,
+    "title": str,
+    "summary": str,
+    "fields": [str],
+    "reference": (str, type(None)),
+    "cells": [CELL],
+}
+NEEDED = {*RECORD, *CELL} - {"log_head"}
 KNOWN_AFTERWARDS = (*TIMES, "wall_time", "gpu", "status")
 
 
@@ -58,6 +80,7 @@ class Cell:
     wandb_project: str
     fields: tuple[tuple[str, str], ...]  # the part of its summary line that is known beforehand
     log_head: tuple[str, ...] = ()  # the first lines of its log, below the title
+    ran_in: Path | None = None  # in the record of an experiment that has started over since: its log is another run's
 
     @property
     def setting(self) -> str:
@@ -173,7 +196,7 @@ class SummaryLog:
         self.path = path
 
     def text(self) -> str:
-        return self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
+        return (read_bytes(self.path) or b"").decode(errors="replace")
 
     def append(self, lines: Sequence[str]) -> None:
         with self.locked():
@@ -188,14 +211,7 @@ class SummaryLog:
     def write(self, lines: Sequence[str]) -> None:
         """Append while `locked`."""
         content = "".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace")
-        with open(self.path, "ab", buffering=0) as file:
-            size = file.tell()
-            try:
-                while content:
-                    content = content[os.write(file.fileno(), content) :]
-            except OSError:
-                file.truncate(size)  # half a line would damage the next one
-                raise
+        append_lines(self.path, content, keeps_half_line=True)
 
 
 # --- the record ---------------------------------------------------------------------------------------------------
@@ -217,7 +233,7 @@ class Record:
         return latest_lines(self.cells.values(), self.fields, SummaryLog(self.root / self.summary).text())
 
     def run_folder(self, cell: Cell) -> Path:
-        return self.root / (run_folder(self.root / cell.log_path) or cell.checkpoint_dir)
+        return self.root / (cell.ran_in or run_folder(self.root / cell.log_path) or cell.checkpoint_dir)
 
     def by_setting(self) -> dict[str, list[Cell]]:
         """The repetitions of each setting."""
@@ -233,13 +249,37 @@ class Record:
 
 
 def record_path(summary: Path) -> Path:
-    return summary.with_name(f"{summary.name.removesuffix('.log')}.json")
+    """`x.json` for `x.log`, `x.json.1` for `x.log.1`."""
+    return _renamed(summary, "log", "json")
+
+
+def summary_path(record: Path) -> Path:
+    return _renamed(record, "json", "log")
+
+
+def _renamed(path: Path, old: str, new: str) -> Path:
+    name, number = re.fullmatch(rf"(.*?)(?:\.{old}(\.\d+)?)?", path.name, re.DOTALL).groups()  # type: ignore[union-attr]
+    return path.with_name(f"{name}.{new}{number or ''}")
+
+
+def keep_older(summary: Path) -> None:
+    """Keep a summary log and its record under a number, before the experiment starts over."""
+    record = record_path(summary)
+    if record.is_file():
+        with suppress(ConfigError):  # a damaged record is kept as it is
+            stored = read_record(record)
+            cells = {name: replace(cell, ran_in=cell.run_folder) for name, cell in stored.cells.items()}
+            replace(stored, cells=cells).write()
+        rotate(record)
+    rotate(summary)
 
 
 def read_record(path: Path) -> Record:
+    stored = read_json(path) or {}
+    if problem := problem_in(stored, RECORD, NEEDED):
+        raise ConfigError(f"{path} is not the record of an experiment ({problem})")
     try:
-        stored = json.loads(path.read_bytes())
-        summary = Path(stored["summary"])
+        summary = Path(stored["summary"]).with_name(summary_path(path).name)
         return Record(
             stored["experiment"],
             stored["title"],
@@ -261,6 +301,7 @@ def recorded_cells(summary: Path) -> dict[str, Cell]:
 
 def _cell(entry: Mapping[str, Any]) -> Cell:
     """A cell as it was before JSON made lists and texts of it."""
-    paths = {name: Path(entry[name]) for name in ("log_path", "result_path", "checkpoint_dir")}
+    names = ("log_path", "result_path", "checkpoint_dir", "ran_in")
+    paths = {name: Path(entry[name]) for name in names if entry.get(name)}
     texts = {name: tuple(entry.get(name, ())) for name in ("start", "overrides", "log_head")}
     return Cell(**{**entry, **paths, **texts, "fields": tuple((name, value) for name, value in entry["fields"])})

@@ -93,13 +93,15 @@ def analyse_step(step: int, batch: Batch | None, rollouts: Rollouts, clock: Cloc
     config, learner, log = rollouts.config, rollouts.learner, rollouts.log
     if not derive.is_analysis_step(config, step):
         return {}
+    failures: dict[str, float] = {}
     with clock("gradient_analysis"):
         if batch is None:
-            groups = rollouts.play(requests(config, step), draws(config, step), "analysis rollout")
+            groups, failures = rollouts.play(requests(config, step), draws(config, step), "analysis rollout", step)
             batch = make_batch(rollouts.select(groups), learner)
         with log.phase("gradient analysis", total=num_samples(batch, learner.workers)):
             metrics, rows = analyse(batch, config, learner.model, learner.workers, learner.reference, log.advance)
     log.gradient_table(step, rows)
+    metrics |= {f"{META}/{name}": count for name, count in failures.items()}
     return metrics | ({EXITED: 1.0} if exits_after(config, step) else {})
 
 

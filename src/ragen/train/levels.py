@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ragen.config.schema import Config, TrainEnvs, ValEnvs
 from ragen.errors import ConfigError
-from ragen.rollout.collect import GroupRequest
+from ragen.rollout.collect import FailedGroup, GroupRequest
 from ragen.types import Group
 
 SPLIT = "train"
@@ -30,10 +30,10 @@ def tags_of_groups(envs: TrainEnvs | ValEnvs) -> list[str]:
     return [tag for tag, count in counted for _ in range(count)]
 
 
-def with_turns(groups: Sequence[Group], config: Config) -> list[Group]:
+def with_turns(groups: Sequence[Group | FailedGroup], config: Config) -> list[Group | FailedGroup]:
     """The groups, all of whose episodes were played: one whose first prompt has no room has nothing to train on."""
-    rollout = config.actor_rollout_ref.rollout
-    for episode in (episode for group in groups for episode in group.episodes if not episode.turns):
+    rollout, played = config.actor_rollout_ref.rollout, [group for group in groups if isinstance(group, Group)]
+    for episode in (episode for group in played for episode in group.episodes if not episode.turns):
         raise ConfigError(
             f"actor_rollout_ref.rollout.max_model_len={rollout.max_model_len} less response_length="
             f"{rollout.response_length} has no room for the first prompt of {episode.tag}, {episode.split} level "

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from statistics import fmean
-from typing import Any
 
 from ragen.agent.chat_template import ChatTemplate
 from ragen.config.schema import Config
@@ -18,10 +17,11 @@ from ragen.engine.base import Engine, Sampling
 from ragen.engine.native.engine import NativeEngine
 from ragen.model.packing import samples_of
 from ragen.prng import Coordinate
-from ragen.rollout.collect import GroupRequest, World, collect
+from ragen.rollout.collect import FailedGroup, GroupRequest, World, collect
 from ragen.rollout.summary import num_sampled, summarize
 from ragen.run.clock import Clock
 from ragen.run.session import Session
+from ragen.train.failures import draws_of, play_groups
 from ragen.train.learner import Learner
 from ragen.train.levels import levels, with_turns
 from ragen.train.targets import Played, keep_groups, scores_of
@@ -36,28 +36,36 @@ class Rollouts:
         self.engine: Engine = NativeEngine(learner.model, learner.actor.tokenizer, chat.end_of_turn_id)
         tags = dict.fromkeys([*config.es_manager.train.env_configs.tags, *config.es_manager.val.env_configs.tags])
         self.worlds = {tag: World.make(config, tag, chat) for tag in tags}
-        self.validator = Validator(config, self.worlds, self.workers)
+        self.validator = Validator(config, self.worlds, self.workers, self.log.note)
         self.collapse = CollapseWatch(config, learner.actor.tokenizer, self.workers, self.log.note)
 
     def play_step(self, step: int, clock: Clock) -> tuple[Played, dict[str, float]]:
         """The groups of a training step, and everything that is known about them before an update."""
         with clock("gen"):
-            groups = self.play(levels(self.config, step), ("train", self.config.seed.train, step), "rollout")
+            draws = ("train", self.config.seed.train, step)
+            groups, failures = self.play(levels(self.config, step), draws, "rollout", step)
         with self.log.phase("collapse"):
             collapse = self.collapse.measure(step, groups, self.learner.model, clock)
         with clock("filter"):
             played = self.select(groups)
-        self.log.episodes(step, "train", groups, self.render)
+        self.log.episodes(step, "train", groups)
         if self.config.trainer.log_group_rv_table:
             self.log.group_table(step, played.selection.table)
-        return played, _describe(played, clock) | collapse
+        return played, _describe(played, clock) | collapse | failures
 
-    def play(self, requests: Sequence[GroupRequest], draws: tuple[Coordinate, ...], phase: str) -> list[Group]:
-        """Groups of episodes. Each worker plays its share, and all get all of them."""
-        mine = self.workers.mine(requests)
-        with self.log.phase(phase, total=sum(request.size for request in mine)):
-            played = collect(self.engine, self.worlds, mine, train_sampling(self.config), draws, self.log.advance)
-        return self.workers.gather(with_turns(played, self.config))
+    def play(
+        self, requests: Sequence[GroupRequest], draws: tuple[Coordinate, ...], phase: str, step: int
+    ) -> tuple[list[Group], dict[str, float]]:
+        """Groups of episodes, and counts of those that failed. Each worker plays its share, and all get all of them."""
+
+        def play(requests: Sequence[GroupRequest], attempt: int) -> list[Group | FailedGroup]:
+            mine, sampling, these = self.workers.mine(requests), train_sampling(self.config), draws_of(draws, attempt)
+            with self.log.phase(phase, total=sum(request.size for request in mine)):
+                played = collect(self.engine, self.worlds, mine, sampling, these, self.log.advance)
+            return self.workers.gather(with_turns(played, self.config))
+
+        groups, failures = play_groups(requests, play, self.config, self.log, step, str(draws[0]))
+        return groups, {f"rollout/{name}": count for name, count in failures.items()}
 
     def select(self, groups: list[Group]) -> Played:
         """The filter, over groups as they were played."""
@@ -67,9 +75,6 @@ class Rollouts:
 
     def validate(self, step: int, clock: Clock) -> dict[str, float]:
         return self.validator.validate(self.engine, self.log, step, clock)
-
-    def render(self, tag: str, state: Any) -> str:
-        return self.worlds[tag].env.render(state)
 
 
 def _describe(played: Played, clock: Clock) -> dict[str, float]:

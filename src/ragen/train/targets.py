@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ragen.algo.advantage import ESTIMATORS, AdvantageSettings, ShapeSettings, shape_advantages
 from ragen.algo.experience import Experience, number_turns
-from ragen.algo.filter import METRICS, FilterRule, faint_share, filter_metrics, group_score, in_group_metrics, select
+from ragen.algo.filter import METRICS, faint_share, filter_metrics, group_score, in_group_metrics, select
 from ragen.algo.reward import normalize_scores, token_rewards
+from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.rollout.summary import num_sampled, score_of
 from ragen.types import Group
@@ -81,19 +82,10 @@ def keep_groups(
 
     It looks at scores as they were earned: relative to its own std every group would look the same.
     """
-    rollout = config.actor_rollout_ref.rollout
-    metric = rollout.rollout_filter_metric
-    rule = FilterRule(
-        strategy=rollout.rollout_filter_strategy,
-        value=rollout.rollout_filter_value,
-        largest=rollout.rollout_filter_type == "largest",
-        include_zero=rollout.rollout_filter_include_zero,
-        prob_mode=rollout.rollout_filter_top_p_prob_mode,
-        selection_eps=rollout.rollout_filter_selection_eps,
-    )
+    metric = config.actor_rollout_ref.rollout.rollout_filter_metric
     values = _quantity(METRICS[metric].quantity, groups, scores, entropies)
     measured = [group_score(metric, of_group) for of_group in values]
-    verdicts = select(measured, rule)
+    verdicts = select(measured, derive.filter_rule(config))
     kept = [index for index, verdict in enumerate(verdicts) if verdict.keep]
     stds = [group_score("reward_std", of_group) for of_group in scores]
     # The rewards' spread is there whatever the filter measures: early stopping looks at it.

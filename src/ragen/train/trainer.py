@@ -20,12 +20,13 @@ from ragen.checkpoint.parts import Parts
 from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.diagnose.early_stop import EarlyStop, StopRules
+from ragen.env.failure import TooManyFailures
 from ragen.model.load import Source
 from ragen.model.packing import Sample, samples_of
 from ragen.run import memory_plan
 from ragen.run.clock import Clock
 from ragen.run.memory_plan import ModelShape
-from ragen.run.session import Ending, Run, Session, joined, session
+from ragen.run.session import ENVIRONMENT_FAILED, Ending, Run, Session, joined, session
 from ragen.store.manifest import Best, read_best
 from ragen.train import analysis
 from ragen.train.learner import Learner, find_models
@@ -55,6 +56,7 @@ class Trainer:
         self.rollouts = Rollouts(config, self.learner, session)
         self.stop = EarlyStop(StopRules.of(config))
         self.is_over = False  # the step was analysed, and the run ends with that
+        self.failures = ""  # why the run ends with this step: the environment failed too often in its analysis
         self.best: Best | None = None  # the step, if no earlier one has a higher validation success
 
     def _state_memory(self, source: Source) -> None:
@@ -116,7 +118,10 @@ class Trainer:
                 updated = self.learner.update_critic(samples, targets, self.log.advance)
             self._log_nonfinite(step, "critic", samples, updated)
             metrics |= updated.metrics
-        metrics |= analysis.analyse_step(step, batch, self.rollouts, clock)
+        try:
+            metrics |= analysis.analyse_step(step, batch, self.rollouts, clock)
+        except TooManyFailures as failures:  # the critic may have changed: the step is completed
+            self.failures = str(failures)
         self.is_over = analysis.exits_after(self.config, step)
         if targets is not None and step >= self.config.trainer.critic_warmup and not self.is_over:
             with clock("update_actor"), self.log.phase("update", total=len(samples)):
@@ -141,13 +146,15 @@ class Trainer:
             return
         episodes = {samples[index].episode_index: samples[index].episode for index in updated.skipped}
         groups = [Group(one.tag, one.seed, one.split, one.group, (one,)) for one in episodes.values()]
-        self.log.episodes(step, f"nonfinite_{who}", groups, self.rollouts.render)
+        self.log.episodes(step, f"nonfinite_{who}", groups)
         self.log.note(
             f"step {step}: the {who}'s loss or gradient was not finite: the update is skipped, and its {len(groups)} "
             f"episodes are stored as nonfinite_{who}"
         )
 
     def ending(self, step: int) -> Ending | None:
+        if self.failures:
+            return Ending(ENVIRONMENT_FAILED, step, explanation=self.failures)
         if self.is_over:
             return Ending("finished", step)
         if self.stop.rule is not None:

@@ -8,50 +8,67 @@ that two validations of one run differ by the weights alone. Success is also giv
 repaired format or remembered levels do not look like learning there.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import fmean
 
 from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.distributed.workers import ALONE, Workers
 from ragen.engine.base import Engine, Sampling
-from ragen.env.solve import baselines, shortest_plan
-from ragen.prng import Coordinate
-from ragen.rollout.collect import GroupRequest, World, collect
+from ragen.env.failure import EnvironmentFailed, call, level
+from ragen.env.solve import NoExactAnswer, baselines, shortest_plan
+from ragen.rollout.collect import FailedGroup, GroupRequest, World, collect
 from ragen.rollout.summary import summarize
 from ragen.run.clock import Clock
 from ragen.run.run_logger import NullLogger
 from ragen.statistics import rate, success_by_length, wilson
+from ragen.train.failures import draws_of, play_groups
 from ragen.train.levels import tags_of_groups, with_turns
 from ragen.types import Episode, Group
 
 SPLIT = "val"
+NO_LOG = NullLogger()
 
 
 class Validator:
-    def __init__(self, config: Config, worlds: dict[str, World], workers: Workers = ALONE):
+    def __init__(
+        self,
+        config: Config,
+        worlds: dict[str, World],
+        workers: Workers = ALONE,
+        note: Callable[[str], None] = lambda text: None,
+    ):
         self.config, self.worlds, self.workers = config, worlds, workers
         self.requests = requests(config)
-        self.fixed = self._baselines()
-        self.lengths = {
-            (request.tag, request.seed): _optimal_length(worlds[request.tag], request.seed) for request in self.requests
-        }
+        self.fixed: dict[str, float] = {}
+        self.lengths: dict[tuple[str, int], int | None] = {}  # optimal ones
+        for tag in dict.fromkeys(request.tag for request in self.requests):
+            seeds = [request.seed for request in self.requests if request.tag == tag]
+            try:
+                fixed = self._baselines(tag, seeds)
+                has_optimum = f"val-env/{tag}/optimal" in fixed
+                lengths = [_optimal_length(worlds[tag], seed) if has_optimum else None for seed in seeds]
+            except EnvironmentFailed as failure:
+                note(f"random and optimal success of {tag} are unknown: {failure}")
+                continue
+            self.fixed |= fixed
+            self.lengths |= {(tag, seed): length for seed, length in zip(seeds, lengths, strict=True)}
 
-    def run(
-        self, engine: Engine, on_finished: Callable[[int], None] = lambda count: None
-    ) -> tuple[dict[str, float], list[Group]]:
+    def run(self, engine: Engine, log: NullLogger = NO_LOG, step: int = 0) -> tuple[dict[str, float], list[Group]]:
         """Metrics under `val-env/…`, and the sampled episodes."""
-        groups = self._play(engine, validation_sampling(self.config), on_finished)
-        metrics = {f"val-env/{name}": value for name, value in summarize(groups).items()}
+        groups, failures = self._play(engine, validation_sampling(self.config), log, step, SPLIT)
+        metrics = {f"val-env/{name}": value for name, value in (summarize(groups) | failures).items()}
         metrics |= self.fixed | self._success(groups, "success")
-        greedy = self._play(engine, validation_sampling(self.config, greedy=True), on_finished)
+        greedy, _ = self._play(engine, validation_sampling(self.config, greedy=True), log, step, f"{SPLIT}-greedy")
         return metrics | self._success(greedy, "greedy_success") | self._by_length(groups), groups
 
     def validate(self, engine: Engine, log: NullLogger, step: int, clock: Clock) -> dict[str, float]:
         """`run`, shown and stored as the validation after `step`."""
         with clock("testing"), log.phase("validation", total=self.num_episodes):
-            metrics, groups = self.run(engine, log.advance)
-        log.episodes(step, "val", groups, lambda tag, state: self.worlds[tag].env.render(state))
+            metrics, groups = self.run(engine, log, step)
+        log.episodes(step, "val", groups)
         log.validation(step, metrics)
         return metrics
 
@@ -62,17 +79,37 @@ class Validator:
             request.size for request in self.workers.mine(self.requests)
         )
 
-    def _play(self, engine: Engine, sampling: Sampling, on_finished: Callable[[int], None]) -> list[Group]:
-        """The levels, `validation_steps` times; each worker plays its share, and all get all of them."""
-        limit = self.config.data.val_batch_size or len(self.requests)
+    def _play(
+        self, engine: Engine, sampling: Sampling, log: NullLogger, step: int, kind: str
+    ) -> tuple[list[Group], dict[str, float]]:
+        """The levels, `validation_steps` times, and counts of those that failed in one of them."""
         groups: list[Group] = []
+        failures: Counter[str] = Counter()
         for repetition in range(self.num_repetitions(sampling)):
-            draws: tuple[Coordinate, ...] = ("val", self.config.seed.val, *([repetition] if repetition else []))
-            for start in range(0, len(self.requests), limit):
-                mine = self.workers.mine(self.requests[start : start + limit])
-                played = collect(engine, self.worlds, mine, sampling, draws, on_finished)
-                groups += self.workers.gather(with_turns(played, self.config))
-        return groups
+            play = partial(self._play_once, engine, sampling, log, repetition)
+            played, counts = play_groups(self.requests, play, self.config, log, step, kind)
+            groups += played
+            failures.update(counts)
+        return groups, dict(failures)
+
+    def _play_once(
+        self,
+        engine: Engine,
+        sampling: Sampling,
+        log: NullLogger,
+        repetition: int,
+        requests: Sequence[GroupRequest],
+        attempt: int,
+    ) -> list[Group | FailedGroup]:
+        """Each worker plays its share, and all get all of them."""
+        limit = self.config.data.val_batch_size or len(requests)
+        draws = draws_of(("val", self.config.seed.val, *([repetition] if repetition else [])), attempt)
+        outcomes: list[Group | FailedGroup] = []
+        for start in range(0, len(requests), limit):
+            mine = self.workers.mine(requests[start : start + limit])
+            played = collect(engine, self.worlds, mine, sampling, draws, log.advance)
+            outcomes += self.workers.gather(with_turns(played, self.config))
+        return outcomes
 
     def num_repetitions(self, sampling: Sampling) -> int:
         """Playing greedily again would give the same."""
@@ -88,7 +125,7 @@ class Validator:
     def _by_length(self, groups: Sequence[Group]) -> dict[str, float]:
         metrics = {}
         for tag, episodes in _by_tag(groups).items():
-            pairs = [(self.lengths[tag, episode.seed], episode.final.success) for episode in episodes]
+            pairs = [(self.lengths.get((tag, episode.seed)), episode.final.success) for episode in episodes]
             if all(length is None for length, _ in pairs):
                 continue
             for name, found in success_by_length(pairs).items():
@@ -96,13 +133,11 @@ class Validator:
                 metrics[f"val-env/{tag}/num_len_{name}"] = found.num_trials
         return metrics
 
-    def _baselines(self) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        for tag in dict.fromkeys(request.tag for request in self.requests):
-            seeds = [request.seed for request in self.requests if request.tag == tag]
-            reached = baselines(self.worlds[tag].env, seeds, SPLIT, derive.budget(self.config, tag))
-            metrics |= {f"val-env/{tag}/random": reached.random, f"val-env/{tag}/optimal": reached.optimal}
-        return metrics
+    def _baselines(self, tag: str, seeds: Sequence[int]) -> dict[str, float]:
+        world, budget = self.worlds[tag], derive.budget(self.config, tag)
+        reached = baselines(world.env, seeds, SPLIT, budget, world.time_limit)
+        values = {"random": reached.random, "optimal": reached.optimal}
+        return {f"val-env/{tag}/{name}": value for name, value in values.items() if not isinstance(value, str)}
 
 
 def requests(config: Config) -> list[GroupRequest]:
@@ -146,8 +181,13 @@ def _interval(episodes: Sequence[Episode]) -> tuple[float, float]:
 
 def _optimal_length(world: World, seed: int) -> int | None:
     """How many actions perfect play needs, where that is one number: not in a game of chance."""
-    state = world.env.reset(seed, SPLIT)
-    if any(len(world.env.chances(state, action) or ()) != 1 for action in world.env.action_names(state)):
-        return None
-    plan = shortest_plan(world.env, state)
-    return None if plan is None else len(plan)
+    env = world.env
+
+    def solve() -> int | None:
+        state = env.reset(seed, SPLIT)
+        if any(len(env.chances(state, action) or ()) != 1 for action in env.action_names(state)):
+            return None
+        plan = shortest_plan(env, state)
+        return None if plan is None else len(plan)
+
+    return call(solve, level(world.name, seed, SPLIT), world.time_limit, passes=(NoExactAnswer,))
