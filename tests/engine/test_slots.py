@@ -178,18 +178,3 @@ def test_a_draw_is_the_samplers(kernels, size, greedy):
     assert not ids[0].any() and not ids[2].any()
     moved = torch.stack([before[0] + 1, ids[1], before[2], before[3] + 1])
     assert torch.equal(state, moved)
-
-
-@pytest.mark.slow
-def test_fused_norm_and_swiglu_round_as_torch(kernels):
-    from ragen.model.fused import add_norm, swiglu
-
-    torch.manual_seed(0)
-    x, delta, weight = torch.randn(5, 100), torch.randn(5, 100), torch.randn(100)
-    added, normed = add_norm(x, delta, weight, 1e-6)
-    assert torch.equal(added, x + delta)
-    assert torch.allclose(normed, torch.nn.functional.rms_norm(x + delta, (100,), weight, 1e-6), atol=1e-6)
-    assert torch.allclose(add_norm(x, None, weight, 1e-6)[1], torch.nn.functional.rms_norm(x, (100,), weight, 1e-6))
-    gate_up = torch.randn(3, 2 * 1500)
-    gate, up = gate_up.chunk(2, dim=-1)
-    assert torch.allclose(swiglu(gate_up), torch.nn.functional.silu(gate) * up, atol=1e-6)

@@ -66,7 +66,7 @@ def _rotate_and_store(
         cosine = tl.load(cosines + position * HALF + index, mask=inside).to(tl.float32)
         sine = tl.load(sines + position * HALF + index, mask=inside).to(tl.float32)
         a, b = first.to(tl.float32), second.to(tl.float32)
-        # Rounded after every product, as `decoder.rotate` does.
+        # Rounded after every product, as `pointwise.rope` does.
         first = ((a * cosine).to(kind).to(tl.float32) - (b * sine).to(kind).to(tl.float32)).to(kind)
         second = ((b * cosine).to(kind).to(tl.float32) + (a * sine).to(kind).to(tl.float32)).to(kind)
     if head < HEADS:

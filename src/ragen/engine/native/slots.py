@@ -129,18 +129,18 @@ class Slots:
     def _forward(self, ids: Tensor, positions: Tensor, rows: Tensor | None, attend, only_fill: bool = False) -> Tensor:
         """`Decoder.hidden`, or `Decoder.fill`, in few kernels."""
         from ragen.engine.native.kernels import rotate_and_store
-        from ragen.model.fused import add_norm, swiglu
+        from ragen.model.pointwise_kernels import add_norm, swiglu
 
         x, delta = self.decoder.embed(ids), None
         for index, layer in enumerate(self.decoder.layers):
             assert isinstance(layer, Layer)
             keys, values = self.cache.keys[index], self.cache.values[index]
-            x, normed = add_norm(x, delta, layer.attention_norm.weight, layer.attention_norm.eps)
+            x, normed, _ = add_norm(x, delta, layer.attention_norm.weight, layer.attention_norm.eps)
             query = rotate_and_store(layer.qkv(normed), positions, rows, self.angles, keys, values)
             if only_fill and index == len(self.decoder.layers) - 1:
                 return x
             mixed = attend(query, keys, values).flatten(-2)
-            x, normed = add_norm(x, layer.out(mixed), layer.mlp_norm.weight, layer.mlp_norm.eps)
+            x, normed, _ = add_norm(x, layer.out(mixed), layer.mlp_norm.weight, layer.mlp_norm.eps)
             delta = layer.down(swiglu(layer.gate_up(normed)))
         return add_norm(x, delta, self.decoder.norm.weight, self.decoder.norm.eps)[1]
 
