@@ -28,7 +28,11 @@ class ModelShape(Protocol):
     @property
     def hidden_size(self) -> int: ...
     @property
+    def intermediate_size(self) -> int: ...
+    @property
     def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
     @property
     def num_kv_heads(self) -> int: ...
     @property
@@ -46,6 +50,10 @@ class LanguageModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Over the whole vocabulary."""
+
+    @property
+    def head_weight(self) -> Tensor | None:
+        """The matrix W with logits = hidden W^T, or None if the logits are made in another way."""
 
 
 class SampledModel(LanguageModel, Protocol):

@@ -103,9 +103,10 @@ def test_the_memory_of_the_documented_ppo_run_by_hand():
     config = config_of(portions, QWEN_3B_BASE)
     n = 3_085_938_688
     found = memory(QWEN_3B_BASE, config, on_gpu=True)
-    inside = 4 * 2048 + 2 * 2048 + 2 * 256 + 3 * 11008  # norms, q and its mix, k and v, the three of the MLP
-    activations = 4 * 3600 * 2 * (36 * 2048 + inside) + 4 * 2**26
-    assert found == {"weights": 3 * 2 * n, "master weights": 2 * 4 * n, "Adam": 2 * 8 * n, "work": 6 * n + activations}
+    tokens, rows, chunk = 4 * 3600, 4 * 5 * 400, 2667  # 8,000 rows of logits, of which 3,533 fit into a chunk
+    head = rows * 3 * 2048 * 2 + chunk * 151936 * 2 + 151936 * 2048 * (2 + 2 + 4)
+    activations = tokens * 36 * 2048 * 2 + head
+    assert found == {"weights": 3 * 2 * n, "master weights": 2 * 4 * n, "Adam": 2 * 8 * n, "work": 4 * n + activations}
     assert memory(QWEN_3B_BASE, config_of(DENSE, QWEN_3B_BASE), on_gpu=True)["work"] == 256 * 3600 * 36 * 2 * 256 * 2
     on_cpu = memory(QWEN_3B_BASE, config, on_gpu=False)
     assert (on_cpu["weights"], on_cpu["master weights"], on_cpu["Adam"]) == (3 * 4 * n, 0, 2 * 8 * n)
@@ -158,9 +159,10 @@ def test_numbers_that_stand_elsewhere_too():
     from ragen.engine.native.engine import NativeEngine
     from ragen.model.load import LARGE
     from ragen.model.policy import MAX_CHUNK_LOGITS
+    from ragen.run import memory_plan
 
-    assert inspect.signature(NativeEngine).parameters["max_rows"].default == estimates.MAX_ROWS
-    assert LARGE == estimates.LARGE and 4 * MAX_CHUNK_LOGITS * 4 == estimates.LOGITS
+    assert inspect.signature(NativeEngine).parameters["max_rows"].default == memory_plan.MAX_ROWS
+    assert LARGE == memory_plan.LARGE and 4 * MAX_CHUNK_LOGITS * 4 == estimates.LOGITS
     stored = json.loads((ROOT / "src/ragen/model/pocket/weights/config.json").read_text())
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
              "head_dim", "vocab_size")  # fmt: skip

@@ -99,6 +99,29 @@ def test_the_adapter_computes_the_same_as_their_module(family):
     assert torch.allclose(got, wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_recomputed", [1, 2])
+def test_some_layers_can_be_recomputed(num_recomputed, monkeypatch):
+    """On CUDA only as many as memory asks for; the first ones."""
+    config, theirs = make("qwen2")
+    ours = Decoder(Shape.of(config))
+    from_huggingface(ours, theirs.state_dict())
+    ids, attend = packed_ids(5, 6)
+    wanted = torch.autograd.grad(ours.hidden(ids, attend.positions, attend).square().sum(), [*ours.layers.parameters()])
+    calls = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda *_, number=number: calls.append(number))
+        for number, layer in enumerate(ours.layers)
+    ]
+    monkeypatch.setattr(ours, "_num_recomputed", lambda x, num_rows: num_recomputed)
+    got = torch.autograd.grad(ours.hidden(ids, attend.positions, attend).square().sum(), [*ours.layers.parameters()])
+    for hook in hooks:
+        hook.remove()
+    assert all(map(torch.equal, wanted, got))
+    everyone = list(range(len(ours.layers)))
+    assert calls[: len(everyone)] == everyone
+    assert sorted(calls[len(everyone) :]) == everyone[:num_recomputed]
+
+
 def test_gradient_checkpointing_changes_nothing():
     config, theirs = make("qwen2")
     ours = Decoder(Shape.of(config))

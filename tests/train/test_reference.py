@@ -177,9 +177,9 @@ def test_a_step_with_every_type(models, batch, kind, tmp_path):
     model, gradients = copy.deepcopy(ours), {}
 
     class Spy(MasterAdamW):
-        def step(self, max_norm):
+        def step(self, max_norm, norm=None):
             gradients.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
-            return super().step(max_norm)
+            return super().step(max_norm, norm)
 
     targets = Targets(
         advantages=[torch.zeros(sample.num_sampled) for sample in batch],

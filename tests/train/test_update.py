@@ -1,6 +1,7 @@
 """The update against a plain computation with transformers and torch.optim."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from ragen.config.schema import Optimizer
 from ragen.model.decoder import Decoder, Shape, from_huggingface, to_huggingface
 from ragen.model.packing import Sample, pack
 from ragen.model.policy import score
+from ragen.model.scoring import micro_batches
+from ragen.model.vocabulary import token_scores
 from ragen.train.optimizer import MasterAdamW, schedule
 from ragen.train.update import Targets, update_actor
 from ragen.types import Episode, EpisodeState, TokenSequence
@@ -88,9 +91,9 @@ def gradients_of(model, batch, advantages, settings):
     taken = {}
 
     class Spy(MasterAdamW):
-        def step(self, max_norm):
+        def step(self, max_norm, norm=None):
             taken.update({name: p.grad.clone() for name, p in model.named_parameters()})
-            return super().step(max_norm)
+            return super().step(max_norm, norm)
 
     if not torch.is_tensor(advantages[0]):
         advantages = on_tokens(batch, advantages)
@@ -199,6 +202,48 @@ def test_bf16_weights_have_float32_masters():
     assert optimizer.masters[0].dtype == torch.float32
     assert optimizer.masters[0][0].item() == pytest.approx(1 - 60e-4, abs=1e-5)
     assert weight[0].item() < 1  # each step alone is below what bf16 can show next to 1
+
+
+def test_gradients_of_micro_batches_are_added_in_float32_at_once():
+    """In bf16, 1 + 1/512 is 1. No gradient of the module is left behind."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = MasterAdamW([weight], Optimizer(), 10)
+    for scale in (1.0, 1 / 512, 1 / 512):
+        (scale * weight).sum().backward()
+        assert weight.grad is None
+    assert optimizer.gradients()[0].tolist() == [1 + 1 / 256] * 3
+    assert optimizer.norm() == pytest.approx(3**0.5 * (1 + 1 / 256))
+
+
+def test_the_norm_is_computed_once(models, monkeypatch):
+    ours, _ = models
+    calls, batch = [], samples(3)
+    counted = torch.nn.utils.get_total_norm
+    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda *given: calls.append(1) or counted(*given))
+    taken, _ = gradients_of(ours, batch, [1.0, -1.0, 0.5], config(ppo_mini_batch_size=3))
+    assert taken and len(calls) == 1
+
+
+def test_micro_batches_with_room_count_tokens():
+    lengths, cuda = [30, 10, 20, 60, 10], torch.device("cuda")
+    assert micro_batches(lengths, 2, cuda) == [[1, 4], [2, 0], [3]]
+    assert micro_batches(lengths, 1, cuda, room=70) == [[1, 4, 2, 0], [3]]
+    assert micro_batches(lengths, 1, cuda, room=5) == [[1], [4], [2], [0], [3]]  # one that is too long is alone
+
+
+@pytest.mark.parametrize("chunk_logits", [2 * VOCAB, 1000 * VOCAB])
+def test_the_head_without_logits_scores_and_learns_alike(models, monkeypatch, chunk_logits):
+    """What runs on CUDA, here with plain passes. Embeddings are tied, so their gradient has two parts."""
+    ours, _ = models
+    packed = pack([sample.sequence for sample in samples(5)], "cpu")
+    found = []
+    for has_kernels in (False, True):
+        monkeypatch.setattr("ragen.model.policy.has_kernels", lambda x, answer=has_kernels: answer)
+        monkeypatch.setattr("ragen.model.policy.token_scores", partial(token_scores, chunk_logits=chunk_logits))
+        scored = score(ours, packed, 0.9)
+        loss = scored.log_probs.sum() + 0.1 * scored.entropies.sum()
+        found.append((*scored[:2], *torch.autograd.grad(loss, [*ours.parameters()])))
+    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(*found, strict=True))
 
 
 def test_schedules():

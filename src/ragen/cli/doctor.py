@@ -269,7 +269,7 @@ def lines(machine: Machine, found: Sequence[tuple[Experiment, Feasibility]], wid
             printed += _wrapped(start, here, width)
         elif title is not heads[0]:
             printed += [*_wrapped("", f"{title}, {model}, {need}", width), *_wrapped("    ", here, width)]
-    where = "GPU: weights 2, master 4, Adam 8, gradients 6" if machine.gpus else "CPU: weights 4, Adam 8, gradients 4"
+    where = "GPU: weights 2, master 4, Adam 8, gradients 4" if machine.gpus else "CPU: weights 4, Adam 8, gradients 4"
     note = f"memory on a {where} bytes per parameter, twice with a critic; plus cache or activations"
     return [*printed, "", *_wrapped("", note, width)]
 

@@ -4,62 +4,23 @@
     memory(POCKET, config, on_gpu=False)         # {"weights": …, "master weights": …, "Adam": …, "work": …}
     seconds_per_step(POCKET, config, num_cores=2)
 
-Bytes per parameter: on a GPU weights 2 (bf16), float32 master weights 4, Adam 8 and gradients 6 (float32, and bf16
-while they are computed); on a CPU weights 4 (float32, no separate master), Adam 8 and gradients 4. A critic needs the
-same again, a reference model only its weights. The larger of two comes on top: the sampler's cache, or the gradients
-and activations of a micro-batch. Episodes are assumed to have the maximum length.
+On a GPU the numbers are those of `run.memory_plan`, with all layers recomputed where the config allows it. On a CPU a
+parameter takes 4 bytes as weight (float32, no separate master), 8 in Adam and 4 as gradient. A critic needs the same
+again, a reference model only its weights. The larger of two comes on top: the sampler's cache, or the gradients and
+activations of a micro-batch. Episodes are assumed to have the maximum length.
 """
 
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from ragen.run.memory_plan import LARGE, ModelShape, kv_cache, plan, trained_models
+
 if TYPE_CHECKING:
     from ragen.config.schema import Config
 
-MAX_ROWS = 256  # conversations that the engine samples at once
-LARGE = 50_000_000  # parameters from which activations are recomputed instead of kept
 LOGITS = 4 * (1 << 24) * 4  # a chunk of logits in float32, and what its gradient takes
 TYPICAL = 0.35  # of the maximum length of an episode, for the time of a step
 CORE_FLOPS = 30e9  # per second, float32: measured with the embedded model
-
-
-class ModelShape(NamedTuple):
-    """The sizes of a Llama or Qwen2 decoder."""
-
-    name: str
-    num_layers: int
-    hidden: int
-    intermediate: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab: int
-    tied: bool = True
-    qkv_bias: bool = True
-
-    @property
-    def short_name(self) -> str:
-        return self.name.rpartition("/")[2].removesuffix("-Instruct")
-
-    @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def q_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def num_parameters(self) -> int:
-        attention = self.hidden * (2 * self.q_size + 2 * self.kv_size)
-        bias = (self.q_size + 2 * self.kv_size) * self.qkv_bias
-        layer = attention + bias + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        return self.vocab * self.hidden * (1 if self.tied else 2) + self.num_layers * layer + self.hidden
-
-    def num_adapter_parameters(self, rank: int) -> int:
-        """LoRA on every linear layer: rank x (inputs + outputs) of each."""
-        attention = 2 * (self.hidden + self.q_size) + 2 * (self.hidden + self.kv_size)
-        return self.num_layers * rank * (attention + 3 * (self.hidden + self.intermediate))
 
 
 POCKET = ModelShape("pocket", 4, 128, 384, 4, 2, 32, 622)
@@ -123,19 +84,20 @@ def _resolved(overrides: tuple[str, ...], recipe: str | None, model: str) -> "Co
 
 def memory(model: ModelShape, config: "Config", on_gpu: bool) -> dict[str, int]:
     """Bytes that a run needs, by purpose. `work` is not held all the time."""
-    from ragen.config import derive
-
-    size, sft = 2 if on_gpu else 4, config.rl_or_sft == "sft"
-    ranks = [config.sft.training.lora_rank] if sft else [config.actor_rollout_ref.model.lora_rank]
-    if not sft and derive.critic_model(config).needed:
-        ranks.append(config.critic.model.lora_rank)
-    trained = [model.num_adapter_parameters(rank) if rank > 0 else model.num_parameters for rank in ranks]
-    has_reference = not sft and derive.reference_model(config).needed and not derive.reference_is_actor(config)
-    gradients = max(trained) * (6 if on_gpu else 4) + activations(model, config, size)
+    if on_gpu:
+        planned = plan(model, config)
+        return {
+            "weights": planned.weights,
+            "master weights": planned.masters,
+            "Adam": planned.moments,
+            "work": planned.peak - planned.held,
+        }
+    models, size = trained_models(model, config), 4
+    gradients = max(models.trained) * size + activations(model, config, size)
     return {
-        "weights": (len(ranks) + has_reference) * model.num_parameters * size,
-        "master weights": 4 * sum(num for num, rank in zip(trained, ranks, strict=True) if on_gpu or rank > 0),
-        "Adam": 8 * sum(trained),
+        "weights": models.num_models * model.num_parameters * size,
+        "master weights": 4 * sum(num for num, rank in zip(models.trained, models.ranks, strict=True) if rank > 0),
+        "Adam": 8 * sum(models.trained),
         "work": max(gradients, kv_cache(model, config, size)),
     }
 
@@ -151,14 +113,6 @@ def activations(model: ModelShape, config: "Config", size: int) -> int:
     inside = 4 * model.hidden + 2 * model.q_size + 2 * model.kv_size + 3 * model.intermediate
     kept = model.hidden if recomputed and model.num_parameters > LARGE else inside
     return num_tokens * size * (model.num_layers * kept + inside) + LOGITS
-
-
-def kv_cache(model: ModelShape, config: "Config", size: int) -> int:
-    """Bytes for the keys and values of the conversations that are sampled at once."""
-    train, val = config.es_manager.train, config.es_manager.val
-    validated = min(config.data.val_batch_size or val.env_groups, val.env_groups) * val.group_size
-    rows = min(MAX_ROWS, max(train.env_groups * train.group_size, validated))
-    return rows * _longest(config) * model.num_layers * 2 * model.kv_size * size
 
 
 def seconds_per_step(model: ModelShape, config: "Config", num_cores: float) -> float:

@@ -14,6 +14,7 @@ from ragen.config import v1
 from ragen.config.pocket_defaults import PACKAGED
 from ragen.machine import cached_models, num_gpus
 
+RANDOM = "random:"  # and the name of a shape: random weights
 QWEN: str = v1.KEYS["model.base_model"].default
 
 
@@ -27,7 +28,7 @@ def is_decoder(name: str) -> bool:
     """Whether a model is known, before it is loaded, to be a Llama or Qwen2, which name their layers alike."""
     folder = folder_of(name)
     if folder is None:
-        return name in PACKAGED
+        return name in PACKAGED or name.startswith(RANDOM)
     try:
         return json.loads((folder / "config.json").read_bytes())["model_type"] in ("llama", "qwen2")
     except (OSError, ValueError, KeyError, TypeError):

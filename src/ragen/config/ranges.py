@@ -40,6 +40,10 @@ TWO_DECAYS = Range(
 COUNT_OR_ALL = Range(
     lambda value: value == "all" if isinstance(value, str) else value >= 1, "takes a whole number of at least 1, or all"
 )
+REPLY_LENGTHS = Range(
+    lambda text: re.fullmatch(r"((lognormal:)?[1-9]\d{0,8})?", text) is not None,
+    "takes a number of tokens, or lognormal:MEAN for ragged lengths; empty: replies end as they are sampled",
+)
 HOLDS_MODEL = Range(
     lambda contents: "model" in contents, "must contain model; to save nothing at all, set trainer.save_freq=-1"
 )

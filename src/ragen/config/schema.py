@@ -196,7 +196,8 @@ class Rollout:
     prompt_length: int = key(1, no_effect="prompts are as long as they are")
     response_length: int = key(400, at_least=1)  # tokens sampled in a turn, at most
     stop_at_answer: bool = True  # a turn ends at its first complete </answer>
-    gpu_memory_utilization: float = key(0.3, no_effect=VLLM_ONLY)
+    forced_reply_tokens: str = key("", ranges.REPLY_LENGTHS)  # to measure: every reply has this length
+    gpu_memory_utilization: float = key(0.3, above=0, at_most=1, changes_only=MEMORY)  # for conversations, at most
     max_num_batched_tokens: int = key(8192, no_effect=VLLM_ONLY)
     max_num_seqs: int = key(1024, no_effect=VLLM_ONLY)
     enforce_eager: bool = key(True, no_effect=VLLM_ONLY)

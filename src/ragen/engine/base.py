@@ -9,8 +9,10 @@ position.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from ragen.engine.forced_length import ForcedLength
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,12 @@ class Sampling:
     greedy: bool
     max_tokens: int  # of one reply
     stop_at_answer: bool  # end a reply at its first complete </answer>
+    forced_length: ForcedLength | None = None  # then nothing else ends a reply; for measuring
+
+    def recorded(self) -> dict[str, Any]:
+        """For files: names and values; a forced length only where there is one."""
+        values = asdict(self)
+        return values if self.forced_length else {name: values[name] for name in values if name != "forced_length"}
 
 
 @dataclass(frozen=True)

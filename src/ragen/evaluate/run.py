@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -270,7 +270,7 @@ def identity(model: Model, setting: Setting, split: str, server: ServerOptions) 
         "format_penalty": config.es_manager.format_penalty,
         "agent": to_dict(config.agent_proxy),
         "environments": {tag: to_dict(config.custom_envs[tag]) for tag in tags},
-        "sampling": asdict(validation.validation_sampling(config)),
+        "sampling": validation.validation_sampling(config).recorded(),
         "max_model_len": config.actor_rollout_ref.rollout.max_model_len,
         "prefill": server.prefill,
     }
@@ -434,7 +434,7 @@ def _take_failures(game: _Game, keys: Sequence[EpisodeKey], episodes: Sequence[E
 def _episodes(game: _Game, player: Player, keys: Sequence[EpisodeKey], attempt: int) -> list[EvaluatedEpisode]:
     """The episodes to play; each is written to the journal when it ends."""
     config, max_turn = game.setting.config, game.setting.max_turn
-    sampling = asdict(validation.validation_sampling(config))
+    sampling = validation.validation_sampling(config).recorded()
     meta_info = {"model": game.model.label, "max_turn": max_turn, "split": game.split, "sampling": sampling}
 
     def on_end(key: EpisodeKey, episode: EvaluatedEpisode) -> None:

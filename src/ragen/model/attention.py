@@ -8,11 +8,28 @@ needs no padding.
 """
 
 from collections.abc import Sequence
+from functools import cache
+from inspect import signature
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+@cache
+def grouping_options() -> dict[str, Any]:
+    """What lets several query heads share a key head: a flag from torch 2.12 on; 2.11 asks for none."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+
+
+def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor of the CPU on a device; to a GPU without waiting for what that is busy with."""
+    device = torch.device(device)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Layout:
@@ -21,13 +38,10 @@ class Layout:
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu"):
         self.lengths = list(lengths)
         self.longest = max(lengths)
-        self.starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
-        counts = torch.tensor(self.lengths, device=device)
-        num_tokens = sum(lengths)
-        self.sequences = torch.repeat_interleave(
-            torch.arange(len(lengths), device=device), counts, output_size=num_tokens
-        )
-        self.positions = torch.arange(num_tokens, device=device) - self.starts[:-1].long()[self.sequences]
+        starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        sequences = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(self.lengths))
+        positions = torch.arange(sum(lengths)) - starts[:-1].long()[sequences]
+        self.starts, self.sequences, self.positions = (sent(part, device) for part in (starts, sequences, positions))
 
     def pad(self, packed: Tensor) -> Tensor:
         """[T, heads, head_dim] -> [sequences, heads, longest, head_dim]."""
@@ -62,10 +76,8 @@ class Packed(Layout):
     def _variable_length(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
-        repeat = query.shape[1] // key.shape[1]
-        if repeat > 1:  # the oldest supported torch has no grouped-query option in this kernel
-            key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
         lengths = (self.starts, self.starts, self.longest, self.longest)
-        mixed = varlen_attn(query, key, value, *lengths, window_size=(-1, 0))  # all keys to the left, none to the right
+        # The window: all keys to the left, none to the right.
+        mixed = varlen_attn(query, key, value, *lengths, window_size=(-1, 0), **grouping_options())
         assert isinstance(mixed, Tensor)
         return mixed

@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ragen.model.activations import layers_to_recompute
+from ragen.model.pointwise import add_norm, norm, split_heads, swiglu
 from ragen.protocols import Attend
 
 if TYPE_CHECKING:
@@ -85,7 +87,11 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return norm(x, self.weight, self.eps)
+
+    def after(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum, and its norm."""
+        return add_norm(x, delta, self.weight, self.eps)
 
 
 class Layer(nn.Module):
@@ -112,21 +118,19 @@ class Layer(nn.Module):
         mixed = attend(*self.heads_of(x, cos, sin)).flatten(-2)
         if rows is not None:
             x, mixed = x[rows], mixed[rows]
-        x = x + self.out(mixed)
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        x, normed = self.mlp_norm.after(x, self.out(mixed))
+        return x + self.down(swiglu(self.gate_up(normed)))
 
     def heads_of(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value."""
         heads = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, self.shape.head_dim))
-        # Queries and keys are rotated together: they are neighbours in the fused output.
-        turned = rotate(heads[:, : -self.shape.num_kv_heads], cos, sin)
-        query, key = turned.split(self.heads[:2], dim=1)
-        return query, key, heads[:, -self.shape.num_kv_heads :]
+        return split_heads(heads, cos, sin, self.heads)
 
 
 class Decoder(nn.Module):
-    """The whole model. `gradient_checkpointing` trades one more forward pass for the memory of activations."""
+    """The whole model. `gradient_checkpointing` trades one more forward pass for the memory of activations: on CUDA in
+    as many layers as the free memory asks for, elsewhere in all.
+    """
 
     frequencies: Tensor
 
@@ -144,13 +148,20 @@ class Decoder(nn.Module):
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
         """The last hidden state, normalised, of each token or only of `rows`, which is cheaper."""
         x, cos, sin = self._start(ids, positions)
+        num_recomputed = self._num_recomputed(x, len(ids) if rows is None else len(rows))
         for index, layer in enumerate(self.layers):
             wanted = rows if index == len(self.layers) - 1 else None
-            if self.gradient_checkpointing and torch.is_grad_enabled():
+            if index < num_recomputed:
                 x = checkpoint(layer, x, cos, sin, partial(attend, index), wanted, use_reentrant=False)
             else:
                 x = layer(x, cos, sin, partial(attend, index), wanted)
         return self.norm(x)
+
+    def _num_recomputed(self, x: Tensor, num_rows: int) -> int:
+        """How many layers are recomputed in the backward pass: the first, since the last ones are then gone already."""
+        if not (self.gradient_checkpointing and torch.is_grad_enabled()):
+            return 0
+        return layers_to_recompute(self.shape, x, num_rows) if x.is_cuda else len(self.layers)
 
     def fill(self, ids: Tensor, positions: Tensor, attend: Any) -> None:
         """Only fill a cache: of the last layer, compute nothing but keys and values."""
@@ -169,13 +180,11 @@ class Decoder(nn.Module):
         return x, angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.embed.weight if self.head is None else self.head.weight)
+        return F.linear(hidden, self.head_weight)
 
-
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: the halves of each head are the two coordinates of its planes."""
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    @property
+    def head_weight(self) -> Tensor:
+        return self.embed.weight if self.head is None else self.head.weight
 
 
 # --- weights under Hugging Face's names ----------------------------------------------------------------------------

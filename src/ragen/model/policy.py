@@ -5,6 +5,9 @@
 
 The vocabulary projection runs only where a token was sampled, in chunks: the logits of a whole batch are never in
 memory. Distributions are in float32, at the sampling temperature and over the full vocabulary, as in the sampler.
+
+On CUDA, `vocabulary.token_scores` does it with Triton kernels. It is not used for the KL over the full vocabulary, nor
+for a model whose logits are more than one matrix product.
 """
 
 from typing import NamedTuple
@@ -15,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ragen.algo.kl import full_kl
 from ragen.model.packing import PackedTokens
+from ragen.model.pointwise import has_kernels
+from ragen.model.vocabulary import token_scores
 from ragen.protocols import LanguageModel
 
 MAX_CHUNK_LOGITS = 1 << 24  # 64 MB of float32
@@ -37,6 +42,9 @@ def score(
     if reference is not None:
         with torch.no_grad():
             theirs = reference.hidden(packed.ids, packed.attend.positions, packed.attend, packed.rows)
+    weight = model.head_weight if has_kernels(hidden) and theirs is None else None
+    if weight is not None:
+        return Scored(*token_scores(hidden, weight, packed.targets, temperature))
     chunk = max(1, MAX_CHUNK_LOGITS // model.shape.vocab_size)
     if len(hidden) <= chunk:
         return _score_rows(model, hidden, packed.targets, temperature, reference, theirs)

@@ -22,8 +22,11 @@ CPU_TOKENS = 4096  # larger passes were slower on every CPU we tried
 
 
 class Scorer:
-    def __init__(self, workers: Workers, temperature: float, micro_batch_size: int):
+    """`max_length` is that of a sequence: on CUDA a pass takes the tokens of `micro_batch_size` such sequences."""
+
+    def __init__(self, workers: Workers, temperature: float, micro_batch_size: int, max_length: int | None = None):
         self.workers, self.temperature, self.micro_batch_size = workers, temperature, micro_batch_size
+        self.room = micro_batch_size * max_length if max_length and workers.device.type == "cuda" else None
 
     def log_probs(self, model: LanguageModel, samples: Sequence[TrainingSample]) -> list[Tensor]:
         return self._each(samples, lambda packed: score(model, packed, self.temperature).log_probs)
@@ -46,16 +49,24 @@ class Scorer:
         """One number per sampled token, sample by sample, in main memory."""
         mine, device = self.workers.mine(samples), self.workers.device
         results: dict[int, Tensor] = {}
-        for indices in micro_batches([len(sample.sequence.ids) for sample in mine], self.micro_batch_size, device):
+        lengths = [len(sample.sequence.ids) for sample in mine]
+        for indices in micro_batches(lengths, self.micro_batch_size, device, self.room):
             packed = pack([mine[index].sequence for index in indices], device)
             parts = compute(packed).cpu().split([mine[index].num_sampled for index in indices])
             results |= {index: part.clone() for index, part in zip(indices, parts, strict=True)}
         return self.workers.gather([results[index] for index in range(len(mine))])
 
 
-def micro_batches(num_tokens_S: Sequence[int], max_samples: int, device: torch.device) -> list[list[int]]:
-    """Which samples to compute together: of similar length, and on a CPU at most CPU_TOKENS tokens."""
+def micro_batches(
+    num_tokens_S: Sequence[int], max_samples: int, device: torch.device, room: int | None = None
+) -> list[list[int]]:
+    """Which samples to compute together: of similar length, at most `max_samples`; on a CPU at most CPU_TOKENS tokens.
+
+    With `room`, a number of tokens, the number of samples does not matter: short ones share the room of long ones.
+    """
     max_tokens = CPU_TOKENS if device.type == "cpu" else sum(num_tokens_S)
+    if room is not None:
+        max_tokens, max_samples = room, len(num_tokens_S)
     batches: list[list[int]] = []
     room = 0
     for index in sorted(range(len(num_tokens_S)), key=num_tokens_S.__getitem__):

@@ -94,6 +94,8 @@ class StreamingEngine(NativeEngine):
 
 
 class _StreamingRun(EngineRun):
+    CAN_REPLAY = False
+
     def _draw(self, logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         ids, _ = super()._draw(logits, draws)
         return ids, torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[:, None])[:, 0]

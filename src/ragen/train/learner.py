@@ -71,9 +71,10 @@ class Learner:
             self.critic_loaded = self._load(sources["critic"], config.critic.model)
             self.critic = Critic(self.critic_loaded.model)
             self.critic_optimizer = MasterAdamW(self.critic.parameters(), config.critic.optim, total)
-        self.scorer = Scorer(workers, rollout.temperature, rollout.log_prob_micro_batch_size_per_gpu)
-        micro_batch_size = config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu
-        self._reference_scorer = Scorer(workers, rollout.temperature, micro_batch_size)
+        self.scorer, self._reference_scorer = (
+            Scorer(workers, rollout.temperature, settings.log_prob_micro_batch_size_per_gpu, rollout.max_model_len)
+            for settings in (rollout, config.actor_rollout_ref.ref)
+        )
         control = config.algorithm.kl_ctrl
         self.kl_control = KlController(control.type, control.kl_coef, control.target_kl, control.horizon)
 

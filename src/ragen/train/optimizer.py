@@ -1,7 +1,8 @@
 """AdamW that owns float32 weights and writes the module in place, and the schedule of its learning rate.
 
     optimizer = MasterAdamW(model.parameters(), settings, total_steps)
-    loss.backward()
+    optimizer.prepare()
+    loss.backward()                              # as often as there are micro-batches
     norm = optimizer.step(max_norm=1.0)          # clips, steps, clears gradients
     optimizer.advance()                          # the schedule, once per training step
 
@@ -11,18 +12,21 @@
         optimizer.load(model, *stored)           # continues bit for bit
 
 A learning rate of 1e-6 vanishes in bf16: a module in bf16 gets float32 master weights, which are stepped and rounded
-into it. A float32 module is its own master. The schedule counts training steps, not updates: how many updates a step
-has depends on what the filter keeps.
+into it. Its gradients are added to the masters' as soon as a backward pass has made each, so they are never all in
+memory. A float32 module is its own master. On CUDA, AdamW is fused. The schedule counts training steps, not updates:
+how many updates a step has depends on what the filter keeps.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ragen.config.schema import Optimizer as Settings
+from ragen.model.pointwise import add_into
 
 COUNT, MOMENTS, MASTER = "step", ("exp_avg", "exp_avg_sq"), "master"  # what AdamW calls its state, and our own
 
@@ -38,19 +42,28 @@ class MasterAdamW:
         self.num_steps = 0  # training steps behind us
         self.num_updates = 0  # optimizer steps of this process
         betas = (settings.betas[0], settings.betas[1])
-        self.adamw = torch.optim.AdamW(self.masters, settings.lr, betas, weight_decay=settings.weight_decay)
+        self.is_cuda = bool(self.masters) and all(master.is_cuda for master in self.masters)
+        decay, fused = settings.weight_decay, True if self.is_cuda else None
+        self.adamw = torch.optim.AdamW(self.masters, settings.lr, betas, weight_decay=decay, fused=fused)
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter:
+                parameter.register_post_accumulate_grad_hook(partial(_fold, master))
 
     @property
     def lr(self) -> float:
         """The learning rate of this training step."""
         return self.settings.lr * schedule(self.settings, self.num_steps, self.total_steps)
 
+    def prepare(self) -> None:
+        """Before the backward passes of a step: on CUDA, gradients get their memory, so that what is free is free."""
+        if self.is_cuda:
+            self.gradients()
+
     def collect(self) -> None:
-        """After each backward pass: gradients are added up in float32."""
+        """Add gradients that no backward pass made to those of the masters."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
-            if master is not parameter and parameter.grad is not None:
-                master.grad = parameter.grad.float() if master.grad is None else master.grad + parameter.grad
-                parameter.grad = None
+            if master is not parameter:
+                _fold(master, parameter)
 
     def gradients(self) -> list[Tensor]:
         """What was collected, zeros where there is none: every worker has the same list."""
@@ -68,10 +81,11 @@ class MasterAdamW:
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             parameter.grad = master.grad = None
 
-    def step(self, max_norm: float) -> float:
-        """One update from the gradients, clipped; returns their norm before that."""
+    def step(self, max_norm: float, norm: float | None = None) -> float:
+        """One update from the gradients, clipped; returns their norm before that. `norm` is it, if known already."""
         self.collect()
-        norm = nn.utils.clip_grad_norm_(self.masters, max_norm)
+        norm = self.norm() if norm is None else norm
+        nn.utils.clip_grads_with_norm_(self.masters, max_norm, torch.tensor(norm))
         for group in self.adamw.param_groups:
             group["lr"] = self.lr
         self.adamw.step()
@@ -81,7 +95,7 @@ class MasterAdamW:
                     parameter.copy_(master)
         self.clear()
         self.num_updates += 1
-        return float(norm)
+        return norm
 
     def advance(self) -> None:
         self.num_steps += 1
@@ -140,6 +154,13 @@ class MasterAdamW:
         names = {parameter: name for name, parameter in model.named_parameters()}
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             yield names[parameter], parameter, master
+
+
+def _fold(master: Tensor, parameter: nn.Parameter) -> None:
+    """Add a gradient to the master's, in float32, and free it."""
+    if parameter.grad is not None:
+        master.grad = parameter.grad.float() if master.grad is None else add_into(master.grad, parameter.grad)
+        parameter.grad = None
 
 
 def schedule(settings: Settings, step: int, total_steps: int) -> float:

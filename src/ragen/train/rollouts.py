@@ -13,7 +13,8 @@ from statistics import fmean
 from ragen.agent.chat_template import ChatTemplate
 from ragen.config.schema import Config
 from ragen.diagnose.collapse import CollapseWatch
-from ragen.engine.base import Engine, Sampling
+from ragen.engine.base import Sampling
+from ragen.engine.forced_length import read_forced_length
 from ragen.engine.native.engine import NativeEngine
 from ragen.model.packing import samples_of
 from ragen.prng import Coordinate
@@ -33,7 +34,15 @@ class Rollouts:
     def __init__(self, config: Config, learner: Learner, session: Session):
         self.config, self.learner, self.workers, self.log = config, learner, session.workers, session.log
         chat = ChatTemplate(learner.actor.tokenizer)
-        self.engine: Engine = NativeEngine(learner.model, learner.actor.tokenizer, chat.end_of_turn_id)
+        self.engine = NativeEngine(
+            learner.model,
+            learner.actor.tokenizer,
+            chat.end_of_turn_id,
+            max_tokens=config.actor_rollout_ref.rollout.max_model_len,
+            memory_share=config.actor_rollout_ref.rollout.gpu_memory_utilization,
+        )
+        if self.engine.way.text:
+            self.log.note(self.engine.way.text)
         tags = dict.fromkeys([*config.es_manager.train.env_configs.tags, *config.es_manager.val.env_configs.tags])
         self.worlds = {tag: World.make(config, tag, chat) for tag in tags}
         self.validator = Validator(config, self.worlds, self.workers, self.log.note)
@@ -99,4 +108,5 @@ def train_sampling(config: Config) -> Sampling:
         greedy=False,
         max_tokens=rollout.response_length,
         stop_at_answer=rollout.stop_at_answer,
+        forced_length=read_forced_length(rollout.forced_reply_tokens),
     )

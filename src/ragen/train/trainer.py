@@ -13,6 +13,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from ragen.algo.kl import KlController
 from ragen.checkpoint.parts import Parts
 from ragen.config import derive
@@ -21,7 +23,9 @@ from ragen.diagnose.early_stop import EarlyStop, StopRules
 from ragen.env.failure import TooManyFailures
 from ragen.model.load import Source
 from ragen.model.packing import Sample, samples_of
+from ragen.run import memory_plan
 from ragen.run.clock import Clock
+from ragen.run.memory_plan import ModelShape
 from ragen.run.session import ENVIRONMENT_FAILED, Ending, Run, Session, joined, session
 from ragen.store.manifest import Best, read_best
 from ragen.train import analysis
@@ -46,12 +50,21 @@ class Trainer:
     def __init__(self, config: Config, sources: Mapping[str, Source], session: Session):
         self.config, self.session, self.log = config, session, session.log
         self.num_steps = config.trainer.total_training_steps
+        if session.workers.device.type == "cuda":
+            self._state_memory(sources["actor"])
         self.learner = Learner(config, sources, session.workers)
         self.rollouts = Rollouts(config, self.learner, session)
         self.stop = EarlyStop(StopRules.of(config))
         self.is_over = False  # the step was analysed, and the run ends with that
         self.failures = ""  # why the run ends with this step: the environment failed too often in its analysis
         self.best: Best | None = None  # the step, if no earlier one has a higher validation success
+
+    def _state_memory(self, source: Source) -> None:
+        """What the run will hold on its GPU, before it loads anything. Only for a model whose shape is known."""
+        shape = ModelShape.of_folder(source.name, source.model_folder)
+        if shape is not None:
+            _, capacity = torch.cuda.mem_get_info(self.session.workers.device)
+            self.log.note(memory_plan.plan(shape, self.config, capacity).line(capacity))
 
     def fit(self) -> Ending:
         trainer = self.config.trainer

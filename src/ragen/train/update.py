@@ -39,7 +39,10 @@ from ragen.algo.loss import (
 )
 from ragen.config.schema import Config
 from ragen.distributed.workers import ALONE, Workers
+from ragen.model.activations import token_room
+from ragen.model.attention import sent
 from ragen.model.critic import Critic
+from ragen.model.decoder import TrainableModel
 from ragen.model.packing import PackedTokens, pack
 from ragen.model.policy import Scored, score
 from ragen.model.scoring import micro_batches
@@ -72,7 +75,7 @@ class Updated:
 
 
 def update_actor(
-    model: LanguageModel,
+    model: TrainableModel,
     optimizer: MasterAdamW,
     samples: Sequence[TrainingSample],
     targets: Targets,
@@ -110,6 +113,7 @@ def update_actor(
         epochs=actor.ppo_epochs,
         aggregation=actor.loss_agg_mode,
         norm_length=max_sampled(config),
+        room=lambda: token_room(model, actor.ppo_micro_batch_size_per_gpu * longest(config), workers.device),
         order=("order", config.seed.train, step) if actor.shuffle else None,
     )  # fmt: skip
     history, skipped = passes.run()
@@ -132,7 +136,7 @@ def update_critic(
     on_samples: Callable[[int], None] = lambda count: None,
 ) -> Updated:
     """As many passes as the actor has. A value's loss is a mean over tokens, whatever the actor's aggregation is."""
-    settings = config.critic
+    settings, micro_size = config.critic, config.critic.ppo_micro_batch_size_per_gpu
 
     def loss_of(indices: Sequence[int], packed: PackedTokens, weights_T: Tensor, means_T: Tensor):
         values_T = critic.values(packed)
@@ -143,9 +147,10 @@ def update_critic(
     passes = Passes(
         samples, optimizer, workers, loss_of, on_samples,
         mini_size=settings.ppo_mini_batch_size,
-        micro_size=settings.ppo_micro_batch_size_per_gpu,
+        micro_size=micro_size,
         grad_clip=settings.grad_clip,
         epochs=config.actor_rollout_ref.actor.ppo_epochs,
+        room=lambda: token_room(critic.backbone, micro_size * longest(config), workers.device),
     )  # fmt: skip
     history, skipped = passes.run()
     return Updated(_summary(history, "critic", skipped), skipped)
@@ -176,6 +181,11 @@ def max_sampled(config: Config) -> int:
     """The most tokens that can be sampled in one sequence: those of all turns, or of one in a windowed context."""
     num_turns = config.agent_proxy.max_turn if config.agent_proxy.context_window_mode == "full" else 1
     return num_turns * config.actor_rollout_ref.rollout.response_length
+
+
+def longest(config: Config) -> int:
+    """The most tokens that a sequence can have."""
+    return config.actor_rollout_ref.rollout.max_model_len
 
 
 # --- the actor's loss ---------------------------------------------------------------------------------------------
@@ -271,6 +281,7 @@ class Passes:
     epochs: int = 1
     aggregation: str = "token-mean"
     norm_length: int | None = None
+    room: Callable[[], int | None] = lambda: None  # tokens of a micro-batch; None: count sequences
     order: tuple[Coordinate, ...] | None = None  # what a random order is drawn from; None leaves the samples in theirs
 
     def run(self) -> tuple[dict[str, list[float]], list[int]]:
@@ -292,7 +303,7 @@ class Passes:
                     skipped += mini
                     history["lr"].append(optimizer.lr)
                     continue
-                optimizer.step(self.grad_clip)
+                optimizer.step(self.grad_clip, norm)
                 for name, value in (self.finish(sums) | {"lr": optimizer.lr, "grad_norm": norm}).items():
                     history[name].append(value)
         return history, skipped
@@ -306,15 +317,15 @@ class Passes:
         lengths = [len(sample.sequence.ids) for sample in samples]
         mine = workers.mine(sorted(range(len(mini)), key=lengths.__getitem__))  # everyone has long and short ones
         sums: dict[str, Tensor] = {}
-        for places in micro_batches([lengths[place] for place in mine], self.micro_size, workers.device):
+        self.optimizer.prepare()
+        for places in micro_batches([lengths[place] for place in mine], self.micro_size, workers.device, self.room()):
             micro = [mine[place] for place in places]
             packed = pack([samples[place].sequence for place in micro], workers.device)
             weights_T, means_T = (
-                torch.cat([part[place] for place in micro]).to(packed.ids.device) for part in (weights, means)
+                sent(torch.cat([part[place] for place in micro]), workers.device) for part in (weights, means)
             )
             loss, parts = self.loss_of([mini[place] for place in micro], packed, weights_T, means_T)
             loss.backward()
-            self.optimizer.collect()
             sums = add_sums(sums, parts | {LOSS: loss.detach()})
             self.on_samples(len(micro))
         workers.add_up(self.optimizer.gradients())
@@ -323,7 +334,8 @@ class Passes:
 
 def _tokens(of_samples: Sequence[Tensor] | None, indices: Sequence[int], packed: PackedTokens) -> Tensor:
     assert of_samples is not None
-    return torch.cat([of_samples[index] for index in indices]).to(packed.log_probs)
+    tokens_T = torch.cat([of_samples[index] for index in indices])
+    return sent(tokens_T.to(packed.log_probs.dtype), packed.log_probs.device)
 
 
 def _summary(history: dict[str, list[float]], who: str, skipped: Sequence[int]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.distributed.workers import ALONE, Workers
 from ragen.engine.base import Engine, Sampling
+from ragen.engine.forced_length import read_forced_length
 from ragen.env.failure import EnvironmentFailed, call, level
 from ragen.env.solve import NoExactAnswer, baselines, shortest_plan
 from ragen.rollout.collect import FailedGroup, GroupRequest, World, collect
@@ -157,6 +158,7 @@ def validation_sampling(config: Config, greedy: bool = False) -> Sampling:
         greedy=greedy or not chosen.do_sample or chosen.temperature == 0,
         max_tokens=rollout.response_length,
         stop_at_answer=rollout.stop_at_answer,
+        forced_length=read_forced_length(rollout.forced_reply_tokens),
     )
 
 

@@ -3,26 +3,32 @@
     engine = NativeEngine(model, tokenizer, end_of_turn_id)
     engine.run(conversations, sampling)
 
-A burst decodes a few tokens for every row without checking them. Then, in conversation order, the engine looks for the
-ends of replies, passes finished ones on, and prefills all new prompts in one packed call. Tokens after a reply's end
-are discarded. Nothing depends on a clock or on threads.
+A burst decodes a few tokens for every row without checking them (`eager.py`; on a GPU `graphs.py`, chosen in
+`way.py`). Then, in conversation order, the engine looks for the ends of replies, passes finished ones on, and prefills
+all new prompts in one packed call. Tokens after a reply's end are discarded. Nothing depends on a clock or on threads.
 
 The last token of a prompt is not prefilled: it is the first input of the next burst, so that all sampling happens
 there.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
-from ragen.engine.native.cache import Decode, Prefill, RowCache
-from ragen.engine.native.sampler import sample, signed, uniforms
+from ragen.engine.native.eager import EagerRows, Inputs
+from ragen.engine.native.sampler import sample, signed
+from ragen.engine.native.way import choose_way, slots_within
 from ragen.engine.stop import StopTokens
 from ragen.protocols import SampledModel, Tokenizer
+
+if TYPE_CHECKING:
+    from ragen.engine.native.graphs import GraphRows
 
 WORTH_SHARING = 16  # a shorter common prefix costs more calls than it saves
 
@@ -37,6 +43,7 @@ class Row:
     draw_key: int = 0
     reply: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    forced_length: int = 0  # of the reply; 0: it ends as it is sampled
     num_fed: int = 0  # inputs of this turn fed by bursts: the prompt's last token, then the reply's
 
     def start_turn(self, prompt: Prompt) -> int:
@@ -77,12 +84,19 @@ class NativeEngine:
         tokenizer: Tokenizer,
         end_of_turn_id: int,
         max_rows: int = 256,
-        burst: int = 4,
+        burst: int | None = None,
         max_prefill_tokens: int = 16384,
+        max_tokens: int | None = None,  # of a conversation, if known
+        memory_share: float = 1.0,  # of the GPU's memory, that conversations of this length may take
     ):
         self.model, self.tokenizer, self.end_of_turn_id = model, tokenizer, end_of_turn_id
-        self.max_rows, self.burst, self.max_prefill_tokens = max_rows, burst, max_prefill_tokens
+        self.way = choose_way(model)
+        self.max_rows, self.burst, self.max_prefill_tokens = max_rows, burst or self.way.burst, max_prefill_tokens
+        if self.way.graphs and max_tokens is not None:
+            self.max_rows = min(max_rows, slots_within(model, max_tokens, memory_share))
         self.stop = StopTokens(tokenizer, end_of_turn_id)
+        self._graph_rows: GraphRows | None = None  # kept from run to run
+        self._borrower: Callable[[], EngineRun | None] = lambda: None  # the run that has them
 
     def run(
         self,
@@ -101,9 +115,29 @@ class NativeEngine:
     def start(self, conversations: list[Conversation], sampling: Sampling) -> "EngineRun":
         return EngineRun(self, conversations, sampling)
 
+    def release(self) -> None:
+        """Give the memory of the slots back; the next run takes it again."""
+        if self._graph_rows is not None:
+            self._graph_rows.release()
+
+    def lend_rows(self, run: "EngineRun") -> "EagerRows | GraphRows":
+        """The device part of a run. The slots of graphs serve one run at a time."""
+        borrower = self._borrower()
+        if not self.way.graphs or (borrower is not None and (borrower.rows or borrower.waiting)):
+            return EagerRows(self.model)
+        from ragen.engine.native.graphs import GraphRows
+
+        if self._graph_rows is None:
+            self._graph_rows = GraphRows(self.model, self.way.triton)  # type: ignore[arg-type]  # a Decoder, by `way`
+        self._graph_rows.begin(run.sampling)
+        self._borrower = weakref.ref(run)
+        return self._graph_rows
+
 
 class EngineRun:
     """Running conversations: all of one call of `run`; more may join (`waiting.append`, `admit`)."""
+
+    CAN_REPLAY = True  # whether tokens are drawn as `sampler.sample` draws them, so that graphs can
 
     def __init__(self, engine: NativeEngine, waiting: list[Conversation], sampling: Sampling):
         self.engine, self.sampling = engine, sampling
@@ -111,9 +145,7 @@ class EngineRun:
         self.rows: list[Row | None] = []
         self.arrivals: list[int] = []  # rows with a new prompt
         self.statistics = Statistics()
-        shape, weight = engine.model.shape, next(engine.model.parameters())
-        self.cache = RowCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, 0, weight)
-        self.device = weight.device
+        self.device_rows = engine.lend_rows(self) if self.CAN_REPLAY else EagerRows(engine.model)
 
     @torch.no_grad()
     def step(self) -> int:
@@ -126,6 +158,7 @@ class EngineRun:
 
     def admit(self, num_rows: int) -> None:
         """Waiting conversations take empty rows and new ones, up to `num_rows` in total."""
+        num_before = len(self.rows)
         free = deque(index for index in range(num_rows) if index >= len(self.rows) or self.rows[index] is None)
         while self.waiting and free:
             row = self._next_waiting([])
@@ -133,7 +166,7 @@ class EngineRun:
                 index = free.popleft()
                 self.rows[index : index + 1] = [row]
                 self.arrivals.append(index)
-        self.cache.add_rows(len(self.rows) - len(self.cache.lengths))
+        self.device_rows.add(len(self.rows) - num_before)
 
     def _row(self, index: int) -> Row:
         row = self.rows[index]
@@ -147,8 +180,13 @@ class EngineRun:
         if prompt is None:
             return None
         row = Row(conversation, held)
-        self.statistics.shared += row.start_turn(prompt)
+        self._start_turn(row, prompt)
         return row
+
+    def _start_turn(self, row: Row, prompt: Prompt) -> None:
+        self.statistics.shared += row.start_turn(prompt)
+        forced = self.sampling.forced_length
+        row.forced_length = forced.tokens(prompt.draw_key, self.sampling.max_tokens) if forced else 0
 
     def _compact(self) -> None:
         """Drop empty rows once they are a quarter of all: until then copying costs more than they do."""
@@ -156,7 +194,7 @@ class EngineRun:
         if len(busy) * 4 > len(self.rows) * 3:
             return
         new_index = {old: new for new, old in enumerate(busy)}
-        self.cache.keep_rows(torch.tensor(busy, dtype=torch.int64, device=self.device))
+        self.device_rows.keep(busy)
         self.rows = [self.rows[index] for index in busy]
         self.arrivals = [new_index[index] for index in self.arrivals]
 
@@ -173,7 +211,7 @@ class EngineRun:
             else:
                 fresh.setdefault(tuple(row.pending), []).append(index)
         longest = max(len(row.held) + row.num_fed + len(row.pending) for row in self.rows if row is not None)
-        self.cache.reserve(longest + self.engine.burst)
+        self.device_rows.reserve(longest + self.engine.burst)
         if fresh:
             first, *others = [copies[0] for copies in fresh.values()]
             shared = min(_common_prefix(list(fresh)), *(len(ids) - 1 for ids in fresh))
@@ -190,7 +228,7 @@ class EngineRun:
         self.arrivals = []
 
     def _share(self, source: int, targets: list[int], num_tokens: int) -> None:
-        self.cache.copy(source, targets, num_tokens)
+        self.device_rows.copy(source, targets, num_tokens)
         self.statistics.shared += num_tokens * len(targets)
         for index in targets:
             self._row(index).advance(num_tokens)
@@ -212,10 +250,8 @@ class EngineRun:
     def _compute_packed(self, indices: list[int]) -> None:
         rows = [self._row(index) for index in indices]
         counts = [len(row.pending) - 1 for row in rows]
-        attend = Prefill(self.cache, indices, [len(row.held) for row in rows], counts)
-        ids = torch.tensor([id_ for row in rows for id_ in row.pending[:-1]], device=self.device)
-        self.engine.model.fill(ids, attend.positions, attend)
-        self.statistics.prefilled += len(ids)
+        self.device_rows.fill(indices, [len(row.held) for row in rows], [row.pending[:-1] for row in rows])
+        self.statistics.prefilled += sum(counts)
         for row, count in zip(rows, counts, strict=True):
             row.advance(count)
 
@@ -223,29 +259,18 @@ class EngineRun:
 
     def decode(self) -> None:
         """A burst: `burst` tokens for every row, without checking them."""
-        model, cache = self.engine.model, self.cache
-        rows = self.rows
-        held = [0 if row is None else len(row.held) + row.num_fed for row in rows]
-        last = [0 if row is None else (row.reply[-1] if row.num_fed else row.pending[-1]) for row in rows]
-        keys = torch.tensor([0 if row is None else row.draw_key for row in rows], device=self.device)
-        positions = torch.tensor([0 if row is None else len(row.reply) for row in rows], device=self.device)
-        cache.lengths = torch.tensor(held, device=self.device)
-        ids = torch.tensor(last, device=self.device)
-        longest = max(held)
-        cache.reserve(longest + self.engine.burst)
-        sampled, log_probs = [], []
-        for offset in range(self.engine.burst):
-            hidden = model.hidden(ids, cache.lengths, Decode(cache, longest + offset + 1))
-            ids, chosen = self._draw(model.logits(hidden), uniforms(keys, positions + offset))
-            cache.lengths = cache.lengths + 1
-            sampled.append(ids)
-            log_probs.append(chosen)
-        self._sampled = torch.stack(sampled, dim=1).tolist()
-        self._log_probs = torch.stack(log_probs, dim=1).tolist()
+        rows, burst = self.rows, self.engine.burst
+        inputs = Inputs(
+            lengths=[0 if row is None else len(row.held) + row.num_fed for row in rows],
+            ids=[0 if row is None else (row.reply[-1] if row.num_fed else row.pending[-1]) for row in rows],
+            keys=[0 if row is None else row.draw_key for row in rows],
+            positions=[0 if row is None else len(row.reply) for row in rows],
+        )
+        self._sampled, self._log_probs = self.device_rows.burst(inputs, burst, self._draw)
         for row in rows:
             if row is not None:
-                row.num_fed += self.engine.burst
-        self.statistics.decoded += self.engine.burst * sum(row is not None for row in rows)
+                row.num_fed += burst
+        self.statistics.decoded += burst * sum(row is not None for row in rows)
 
     def _draw(self, logits: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         return sample(logits, draws, self.sampling)
@@ -265,7 +290,7 @@ class EngineRun:
             row.conversation.take(Sampled(tuple(row.reply), tuple(row.log_probs), stopped_by))
             prompt = row.conversation.prompt()
             if prompt is not None:
-                self.statistics.shared += row.start_turn(prompt)
+                self._start_turn(row, prompt)
                 self.arrivals.append(index)
                 continue
             num_finished += 1
@@ -283,9 +308,18 @@ class EngineRun:
         for id_, log_prob in zip(ids, log_probs, strict=True):
             row.reply.append(id_)
             row.log_probs.append(log_prob)
-            if reason := self.engine.stop.reason(row.reply, self.sampling):
+            if row.forced_length:
+                reason = self._forced_reason(row)
+            else:
+                reason = self.engine.stop.reason(row.reply, self.sampling)
+            if reason:
                 return reason
         return ""
+
+    def _forced_reason(self, row: Row) -> str:
+        if len(row.reply) < row.forced_length:
+            return ""
+        return "end_of_turn" if row.reply[-1] == self.engine.end_of_turn_id else "length"
 
 
 def _common_prefix(sequences: Sequence[Sequence[int]]) -> int:

@@ -1,0 +1,167 @@
+"""Does the GPU sampler compute what it should? Run first; about a minute.
+
+    python benchmarks/gpu/check.py
+
+1. Logits of the captured step against the same model op by op and in float32, at several row counts and lengths.
+2. Random conversations (ragged prompts and replies, early ends, more conversations than slots, slots used again with
+   garbage in them) on the GPU against the CPU engine, both in float32: the same ids, so no episode sees another's.
+3. The same draws with graphs on and off, bit for bit.
+Exits with status 1 if any of it fails.
+"""
+
+import random
+import sys
+
+import torch
+from measure import EveryToken, Scripted, machine
+
+from ragen.engine.base import Sampling
+from ragen.engine.native.engine import NativeEngine
+from ragen.engine.native.graphs import GraphRows
+from ragen.engine.native.slots import IDS, LENGTHS, Slots
+from ragen.engine.native.way import Way
+from ragen.model.decoder import Decoder, Shape
+
+SMALL = Shape(211, 256, 512, 3, 8, 2, 32, 10_000.0, 1e-6, qkv_bias=True, tied_embeddings=True)
+MIDDLE = Shape(49152, 1024, 2816, 8, 16, 2, 64, 10_000.0, 1e-6, qkv_bias=True, tied_embeddings=True)
+END = 1
+LOGIT_TOLERANCE = 0.02  # relative error of bf16 logits against float32
+failures = []
+
+
+def expect(condition: bool, text: str) -> None:
+    print(f"  {'ok  ' if condition else 'FAIL'} {text}", flush=True)
+    if not condition:
+        failures.append(text)
+
+
+def make(shape: Shape, dtype: torch.dtype, device: str, gain: float) -> Decoder:
+    generator = torch.Generator().manual_seed(0)
+    decoder = Decoder(shape)
+    with torch.no_grad():
+        for name, weight in decoder.named_parameters():
+            if weight.dim() == 2:
+                weight.normal_(0, gain * weight.shape[1] ** -0.5, generator=generator)
+            else:  # biases and norms
+                weight.copy_((name.endswith("norm.weight")) + 0.1 * torch.randn(weight.shape, generator=generator))
+            weight.data = weight.data.to(dtype)
+    return decoder.to(device).eval()
+
+
+# --- 1. logits ------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def check_logits() -> None:
+    decoders = {dtype: make(MIDDLE, dtype, "cuda", 0.5) for dtype in (torch.float32, torch.bfloat16)}
+    randomness = random.Random(0)
+    for num_rows in (1, 7, 64, 128):
+        ids = [[randomness.randrange(MIDDLE.vocab_size) for _ in range(randomness.choice((1, 63, 64, 65, 400, 1100)))]
+               for _ in range(num_rows)]  # fmt: skip
+        found = {}
+        for name, dtype, triton in (
+            ("reference", torch.float32, False), ("plain", torch.bfloat16, False), ("kernels", torch.bfloat16, True),
+            ("kernels, float32", torch.float32, True),
+        ):  # fmt: skip
+            slots = Slots(decoders[dtype], 0, triton)
+            slots.add_rows(num_rows)
+            slots.reserve(1200)
+            slots.fill(range(num_rows), [0] * num_rows, ids)
+            slots.state[LENGTHS] = torch.tensor([len(part) for part in ids])
+            slots.state[IDS] = 17
+            found[name] = slots.logits(num_rows, slots.cache.capacity).float()
+        wanted = found.pop("reference")
+        error = {name: float((got - wanted).norm() / wanted.norm()) for name, got in found.items()}
+        told = ", ".join(f"{name} {value:.1e}" for name, value in error.items())
+        good = error["kernels"] < max(LOGIT_TOLERANCE, 1.5 * error["plain"]) and error["kernels, float32"] < 1e-4
+        expect(good, f"logits of {num_rows} rows, relative error: {told}")
+
+
+# --- 2. conversations -----------------------------------------------------------------------------------------------
+
+
+def conversations(seed: int, num: int) -> list[Scripted]:
+    randomness = random.Random(seed)
+    shared = tuple(randomness.randrange(2, SMALL.vocab_size) for _ in range(randomness.choice((0, 20, 150))))
+    made = []
+    for index in range(num):
+        prompts = [
+            tuple(randomness.randrange(2, SMALL.vocab_size) for _ in range(randomness.choice((1, 2, 9, 70, 200))))
+            for _ in range(randomness.randrange(1, 5))
+        ]
+        made.append(Scripted([shared + prompts[0], *prompts[1:]], seed * 1000 + index))
+    return made
+
+
+def played(engine: NativeEngine, seed: int, num: int, sampling: Sampling) -> list[Scripted]:
+    made = conversations(seed, num)
+    engine.run(made, sampling)
+    return made
+
+
+def check_conversations(cpu: Decoder, gpu: Decoder) -> None:
+    tokenizer = EveryToken(SMALL.vocab_size)
+    rows = GraphRows(gpu, has_triton=True)
+    num_same = num_replies = 0
+    worst = 0.0
+    settings = [
+        (64, 8, 1.0, 1.0, -1, False), (5, 4, 0.7, 1.0, -1, False), (17, 8, 1.0, 0.8, 20, False),
+        (9, 3, 1.0, 1.0, -1, True),
+    ]  # fmt: skip
+    for seed, (max_rows, burst, temperature, top_p, top_k, greedy) in enumerate(settings * 3):
+        sampling = Sampling(temperature, top_p, top_k, greedy, max_tokens=60, stop_at_answer=False)
+        engine = NativeEngine(gpu, tokenizer, END, max_rows=max_rows, burst=burst)
+        engine._graph_rows = rows  # the same slots and graphs for all of them
+        for part in (*rows.slots.cache.keys, *rows.slots.cache.values):
+            part.normal_(0, 100)
+        ours = played(engine, seed, 40, sampling)
+        theirs = played(NativeEngine(cpu, tokenizer, END), seed, 40, sampling)
+        for left, right in zip(ours, theirs, strict=True):
+            for mine, other in zip(left.replies, right.replies, strict=True):
+                num_replies += 1
+                if mine.ids != other.ids:
+                    break  # within rounding of an edge; what follows is another conversation
+                num_same += 1
+                worst = max(worst, *(abs(a - b) for a, b in zip(mine.log_probs, other.log_probs, strict=True)))
+    expect(num_same > 0.99 * num_replies, f"{num_same} of {num_replies} replies are those of the CPU engine")
+    expect(worst < 1e-3, f"their log-probs differ by at most {worst:.1e}")
+
+
+# --- 3. graphs on and off -------------------------------------------------------------------------------------------
+
+
+def check_replay(gpu: Decoder) -> None:
+    tokenizer = EveryToken(SMALL.vocab_size)
+    for greedy, top_p in ((False, 1.0), (False, 0.8), (True, 1.0)):
+        sampling = Sampling(1.0, top_p, -1, greedy, max_tokens=60, stop_at_answer=False)
+        replies = []
+        for capture in (True, False):
+            engine = NativeEngine(gpu, tokenizer, END, max_rows=24)
+            engine._graph_rows = GraphRows(gpu, has_triton=True, capture=capture)
+            replies.append([one.replies for one in played(engine, 99, 40, sampling)])
+        expect(
+            replies[0] == replies[1], f"graphs on and off draw the same, bit for bit (greedy {greedy}, top_p {top_p})"
+        )
+    engine = NativeEngine(gpu, tokenizer, END, max_rows=24)
+    engine.way = Way(True, False, 8, "")
+    sampling = Sampling(1.0, 1.0, -1, False, max_tokens=60, stop_at_answer=False)
+    plain = [one.replies for one in played(engine, 99, 40, sampling)]
+    kernels = [one.replies for one in played(NativeEngine(gpu, tokenizer, END, max_rows=24), 99, 40, sampling)]
+    same = sum(
+        a.ids == b.ids for left, right in zip(plain, kernels, strict=True) for a, b in zip(left, right, strict=True)
+    )
+    total = sum(map(len, plain))
+    expect(same > 0.95 * total, f"without Triton {same} of {total} replies are the same")
+
+
+def main() -> None:
+    print(machine())
+    check_logits()
+    cpu, gpu = make(SMALL, torch.float32, "cpu", 1.5), make(SMALL, torch.float32, "cuda", 1.5)
+    check_conversations(cpu, gpu)
+    check_replay(gpu)
+    sys.exit(f"{len(failures)} checks failed" if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What the GPU benchmarks share: shapes, times by device events, the measured speed of matrix products.
+
+milliseconds(lambda: step())               # median
+matrix_rate()                              # FLOP/s of a large bf16 product
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "src"))  # behind PYTHONPATH, so that another checkout can be measured
+
+from ragen.model.decoder import Decoder, Shape
+
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")  # to try a script, with "tiny"
+PEAK = 989e12  # bf16, dense, by the vendor's datasheet of the H100 and H200
+QWEN = dict(rope_theta=1e6, norm_eps=1e-6, qkv_bias=True)
+SHAPES = {
+    "tiny": Shape(1000, 64, 128, 3, 4, 2, 16, tied_embeddings=True, **QWEN),
+    "0.5B": Shape(151936, 896, 4864, 24, 14, 2, 64, tied_embeddings=True, **QWEN),
+    "1.5B": Shape(151936, 1536, 8960, 28, 12, 2, 128, tied_embeddings=True, **QWEN),
+    "3B": Shape(151936, 2048, 11008, 36, 16, 2, 128, tied_embeddings=True, **QWEN),
+    "7B": Shape(152064, 3584, 18944, 28, 28, 4, 128, tied_embeddings=False, **QWEN),
+}
+
+
+def random_decoder(shape: Shape, dtype: torch.dtype = torch.bfloat16) -> Decoder:
+    """A decoder with small random weights, made on the GPU."""
+    torch.manual_seed(0)
+    with DEVICE:
+        torch.set_default_dtype(dtype)
+        try:
+            decoder = Decoder(shape)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    with torch.no_grad():
+        for weight in decoder.parameters():
+            if weight.dim() > 1:
+                weight.normal_(0, 0.02)
+    decoder.frequencies = (shape.rope_theta ** -(torch.arange(0, shape.head_dim, 2) / shape.head_dim)).to(DEVICE)
+    return decoder
+
+
+def milliseconds(action: Callable[[], object], rounds: int = 5, warm_up: int = 2) -> float:
+    """The median time of an action."""
+    for _ in range(warm_up):
+        action()
+    times = []
+    for _ in range(rounds if DEVICE.type == "cpu" else 0):
+        started = time.perf_counter()
+        action()
+        times.append((time.perf_counter() - started) * 1e3)
+    for _ in range(0 if times else rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        action()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def matrix_rate(size: int = 8192 if DEVICE.type == "cuda" else 256) -> float:
+    left, right = (torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / (milliseconds(lambda: left @ right, rounds=10, warm_up=5) / 1e3)
+
+
+def machine() -> str:
+    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+    return f"{name}, torch {torch.__version__}"
+
+
+def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The norm of the difference over the norm of what is wanted."""
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())

@@ -1,0 +1,180 @@
+"""The device part of graphs, without a GPU: slots at fixed addresses, forward passes over them, and the Triton kernels.
+
+On a CPU steps run as they would be captured; kernels run in Triton's interpreter, where Triton is installed.
+"""
+
+import importlib.util
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_native import END, SAMPLING, Letters, Scripted, check_against_oracle, models, samplings, scripts
+
+from ragen.engine.base import Sampling
+from ragen.engine.native.engine import NativeEngine
+from ragen.engine.native.graphs import GraphRows, rounded
+from ragen.engine.native.way import Way, slots_within
+
+has_triton = importlib.util.find_spec("triton") is not None
+if has_triton:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+needs_triton = pytest.mark.skipif(not has_triton, reason="Triton is not installed")
+__all__ = ["models"]  # a fixture
+
+
+def slot_engine(model, triton, max_rows=64, burst=4, rows=None):
+    """An engine that runs as on a GPU, with every step computed instead of replayed."""
+    engine = NativeEngine(model, Letters(), END, max_rows=max_rows, burst=burst)
+    engine.way = Way(True, triton, burst, "test")
+    engine._graph_rows = rows or GraphRows(model, triton, capture=False)
+    return engine
+
+
+@settings(max_examples=12)
+@given(st.lists(scripts, min_size=1, max_size=7), samplings, st.integers(1, 5), st.integers(1, 6))
+def test_replies_equal_the_oracles(models, listed, sampling, max_rows, burst):
+    """Ragged prompts, early ends, more conversations than slots: no conversation sees another's tokens."""
+    ours, theirs = models
+    conversations = [Scripted(*script) for script in listed]
+    slot_engine(ours, False, max_rows, burst).run(conversations, sampling)
+    check_against_oracle(conversations, theirs, sampling)
+
+
+def long_and_short(num, first_key=0):
+    return [
+        Scripted([tuple(2 + (key + at) % 30 for at in range(1 + 7 * (key % 4)))] * (1 + key % 3), True, first_key + key)
+        for key in range(num)
+    ]
+
+
+@pytest.mark.slow
+@needs_triton
+def test_with_triton_kernels_replies_equal_the_oracles(models):
+    ours, theirs = models
+    sampling = Sampling(temperature=0.7, top_p=1.0, top_k=-1, greedy=False, max_tokens=3, stop_at_answer=True)
+    conversations = long_and_short(4)
+    slot_engine(ours, True, max_rows=3, burst=2).run(conversations, sampling)
+    check_against_oracle(conversations, theirs, sampling)
+
+
+def test_slots_keep_their_addresses_from_run_to_run_and_nothing_of_the_last_run_shows(models):
+    ours, theirs = models
+    rows = GraphRows(ours, False, capture=False)
+    slot_engine(ours, False, max_rows=8, rows=rows).run(long_and_short(20), SAMPLING)
+    before = [part.data_ptr() for part in rows.slots.cache.keys]
+    for part in (*rows.slots.cache.keys, *rows.slots.cache.values):
+        part.normal_(0, 100)  # what is left over must not matter
+    conversations = long_and_short(20, first_key=50)
+    slot_engine(ours, False, max_rows=8, rows=rows).run(conversations, SAMPLING)
+    check_against_oracle(conversations, theirs, SAMPLING)
+    assert [part.data_ptr() for part in rows.slots.cache.keys] == before
+
+
+def test_two_runs_at_a_time_do_not_share_slots(models):
+    ours, theirs = models
+    engine = slot_engine(ours, False)
+    conversations = [long_and_short(3), long_and_short(3, first_key=9)]
+    runs = [engine.start(list(listed), SAMPLING) for listed in conversations]
+    for run in runs:
+        run.admit(8)
+    while any(run.rows for run in runs):
+        for run in runs:
+            if run.rows:
+                run.step()
+    for listed in conversations:
+        check_against_oracle(listed, theirs, SAMPLING)
+
+
+@pytest.mark.parametrize(("num", "graph"), [(1, 1), (3, 4), (33, 48), (97, 128), (256, 256), (257, 320)])
+def test_a_graph_serves_a_range_of_row_counts(num, graph):
+    assert rounded(num) == graph
+
+
+def test_a_share_of_the_memory_bounds_the_slots(models, monkeypatch):
+    shape = models[0].shape
+    token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
+    memory = SimpleNamespace(total_memory=token * 1000 * 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    assert slots_within(models[0], 1000, 0.5) == 10
+    assert slots_within(models[0], 1000, 0.01) == 1  # never refused: the others wait in line
+
+
+# --- kernels, each against torch ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kernels():
+    pytest.importorskip("triton")
+    from ragen.engine.native import kernels
+
+    return kernels
+
+
+def cache_parts(num_rows, num_kv_heads, capacity, head_dim):
+    return torch.randn(2, num_rows, num_kv_heads, capacity, head_dim).unbind()
+
+
+def attention(query, keys, values, length):
+    """One query [heads, dim] over the first tokens of a row."""
+    group = query.shape[0] // keys.shape[0]
+    keys, values = (part[:, :length].repeat_interleave(group, dim=0) for part in (keys, values))
+    weights = torch.softmax(torch.einsum("hd,htd->ht", query, keys) * query.shape[1] ** -0.5, dim=-1)
+    return torch.einsum("ht,htd->hd", weights, values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(16, 2, 128), (9, 3, 64), (14, 2, 64), (4, 4, 80)])
+def test_attention_of_rows(kernels, monkeypatch, num_heads, num_kv_heads, head_dim, splits):
+    monkeypatch.setattr(kernels, "SPLITS", ((0, splits),))
+    torch.manual_seed(0)
+    lengths = torch.tensor([0, 1, 62, 63, 64, 200, 299])
+    keys, values = cache_parts(len(lengths), num_kv_heads, 300, head_dim)
+    query = torch.randn(len(lengths), num_heads, head_dim)
+    mixed = kernels.attend_to_rows(query, keys, values, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        wanted = attention(query[row], keys[row], values[row], length + 1)
+        assert torch.allclose(mixed[row], wanted, atol=1e-5), row
+
+
+@pytest.mark.slow
+def test_attention_of_tiles(kernels):
+    torch.manual_seed(0)
+    rows, starts, counts = [3, 0, 2], [5, 0, 130], [70, 1, 65]
+    keys, values = cache_parts(4, 2, 256, 32)
+    query = torch.randn(sum(counts), 6, 32)
+    tiles = torch.tensor(kernels.tiles_of(rows, starts, counts), dtype=torch.int32)
+    mixed = kernels.attend_to_tiles(query, keys, values, tiles)
+    index = 0
+    for row, start, count in zip(rows, starts, counts, strict=True):
+        for position in range(start, start + count):
+            wanted = attention(query[index], keys[row], values[row], position + 1)
+            assert torch.allclose(mixed[index], wanted, atol=1e-5), (row, position)
+            index += 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [40, 2048, 5000])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_draw_is_the_samplers(kernels, size, greedy):
+    from ragen.engine.native.sampler import sample, uniforms
+
+    torch.manual_seed(size)
+    num_rows, temperature = 24, 0.7
+    logits = torch.randn(num_rows, size) * 3
+    logits[:, ::5] = -torch.inf  # tokens without mass are never drawn
+    keys = torch.randint(-(2**63), 2**63 - 1, (num_rows,))
+    state = torch.stack([torch.arange(num_rows), torch.zeros(num_rows).long(), keys, torch.arange(num_rows) * 3])
+    sampling = Sampling(temperature, 1.0, -1, greedy, 10, False)
+    wanted = sample(logits, uniforms(state[2], state[3]), sampling)
+    ids, log_probs = torch.zeros(3, num_rows, dtype=torch.int64), torch.zeros(3, num_rows)
+    heat = torch.tensor(1.0 if greedy else temperature)
+    before = state.clone()
+    kernels.draw(logits, heat, state, ids, log_probs, torch.tensor(1), greedy)
+    assert torch.equal(ids[1], wanted[0]) and torch.allclose(log_probs[1], wanted[1], atol=1e-5)
+    assert not ids[0].any() and not ids[2].any()
+    moved = torch.stack([before[0] + 1, ids[1], before[2], before[3] + 1])
+    assert torch.equal(state, moved)

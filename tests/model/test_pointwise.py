@@ -1,0 +1,60 @@
+"""Pointwise kernels against plain torch, in Triton's interpreter."""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+from ragen.model import pointwise
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+COUNTS, HEAD_DIM, TOKENS = (4, 2, 2), 12, 5
+
+
+def angles():
+    torch.manual_seed(1)
+    return torch.rand(TOKENS, 1, HEAD_DIM // 2).cos(), torch.rand(TOKENS, 1, HEAD_DIM // 2).sin()
+
+
+def test_without_cuda_nothing_is_fused():
+    heads, (cos, sin) = torch.randn(TOKENS, sum(COUNTS), HEAD_DIM), angles()
+    query, key, value = pointwise.split_heads(heads, cos, sin, COUNTS)
+    assert not pointwise.has_kernels(heads)
+    assert [part.shape[1] for part in (query, key, value)] == list(COUNTS)
+    assert torch.equal(value, heads[:, 6:]) and torch.equal(
+        torch.cat((query, key), 1), pointwise.rope(heads[:, :6], cos, sin)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTERPRETED, reason="Triton is not installed, or TRITON_INTERPRET=1 is not set")
+def test_kernels_have_the_values_and_gradients_of_plain_torch(monkeypatch):
+    torch.manual_seed(0)
+    sizes = ((TOKENS, sum(COUNTS), HEAD_DIM), (TOKENS, 2 * 1300), (TOKENS, 70), (TOKENS, 70), (70,))
+    given = [torch.randn(size, requires_grad=True) for size in sizes]
+    heads, gate_up, x, delta, weight = given
+    monkeypatch.setattr("ragen.model.pointwise_kernels.NORM_PROGRAMS", 2)
+    found = []
+    for has_kernels in (False, True):
+        monkeypatch.setattr(pointwise, "has_kernels", lambda x, answer=has_kernels: answer)
+        outputs = (
+            *pointwise.split_heads(heads, *angles(), COUNTS),
+            pointwise.swiglu(gate_up),
+            pointwise.norm(x, weight, 1e-6),
+            *pointwise.add_norm(x, delta, weight, 1e-6),
+        )
+        torch.manual_seed(2)
+        loss = sum((part * torch.randn(part.shape)).sum() for part in outputs)
+        found.append((*outputs, *torch.autograd.grad(loss, given)))
+    assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INTERPRETED, reason="Triton is not installed, or TRITON_INTERPRET=1 is not set")
+def test_the_kernel_that_adds_to_float32_is_exact(monkeypatch):
+    torch.manual_seed(0)
+    total, part = torch.randn(70, 99), torch.randn(70, 99).bfloat16()
+    wanted = total + part
+    monkeypatch.setattr(pointwise, "has_kernels", lambda x: True)
+    assert torch.equal(pointwise.add_into(total, part), wanted) and torch.equal(total, wanted)
