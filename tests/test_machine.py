@@ -30,3 +30,21 @@ def test_cores_and_memory_are_those_of_this_process():
     assert 0 < machine.cores() <= (os.cpu_count() or 1)
     total, free = machine.ram_bytes()
     assert 0 < free <= total
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_the_allocator_keeps_what_the_user_has_set(monkeypatch, name):
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    machine.prefer_growing_segments()
+    assert os.environ[name] == "max_split_size_mb:64"
+    assert [key for key in machine.ALLOCATOR_SETTINGS if key in os.environ] == [name]
+
+
+def test_the_allocator_grows_its_blocks_by_default(monkeypatch):
+    for name in machine.ALLOCATOR_SETTINGS:
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    machine.prefer_growing_segments()
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"

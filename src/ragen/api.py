@@ -10,6 +10,7 @@ run.status, run.folder, run.report
 from typing import TYPE_CHECKING, Any
 
 from ragen.errors import ConfigError
+from ragen.machine import check_platform, prefer_growing_segments
 
 if TYPE_CHECKING:
     from ragen.config.schema import Config
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 def train(*overrides: Any, config_name: str | None = None, config_dir: str | None = None) -> "Run":
     """Train, and return how it ended. Bad overrides raise `ConfigError` before anything is loaded."""
-    from ragen.machine import check_platform
-
     check_platform()
     from ragen.config.schema import Config
     from ragen.run.prepare import prepare
@@ -35,6 +34,7 @@ def run_config(config: "Config", stage: str | None = None) -> "Run":
     `stage` is `sft` or `rl`, for one of these two alone.
     """
     check_stage(config, stage)
+    prefer_growing_segments()
     if config.rl_or_sft == "sft":
         from ragen.sft.run import fine_tune
 
