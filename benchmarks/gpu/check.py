@@ -13,7 +13,8 @@ import random
 import sys
 
 import torch
-from measure import EveryToken, Scripted, machine
+from conversations import EveryToken, Scripted
+from measuring import machine
 
 from ragen.engine.base import Sampling
 from ragen.engine.native.engine import NativeEngine

@@ -13,7 +13,7 @@ import itertools
 from functools import partial
 
 import torch
-from measure import copy_bandwidth, machine, middle, seconds
+from measuring import copy_bandwidth, machine, middle, seconds
 from torch import Tensor
 
 from ragen.engine.base import Sampling

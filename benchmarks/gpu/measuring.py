@@ -1,7 +1,9 @@
-"""What the GPU benchmarks share: shapes, times by device events, the measured speed of matrix products.
+"""What the GPU benchmarks share: shapes, times, and the measured ceilings of the machine.
 
-milliseconds(lambda: step())               # median
+milliseconds(lambda: step())               # median, by device events
+seconds(lambda: rollout())                 # of one call, by the host's clock
 matrix_rate()                              # FLOP/s of a large bf16 product
+copy_bandwidth()                           # bytes a second
 """
 
 import statistics
@@ -64,14 +66,40 @@ def milliseconds(action: Callable[[], object], rounds: int = 5, warm_up: int = 2
     return statistics.median(times)
 
 
+def seconds(action: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    action()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def middle(action: Callable[[], object], rounds: int) -> tuple[float, float]:
+    """The median time and the spread, as a share of it."""
+    times = [seconds(action) for _ in range(rounds)]
+    return statistics.median(times), (max(times) - min(times)) / statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written."""
+    source = torch.randn(1 << 29, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / min(seconds(lambda: target.copy_(source)) for _ in range(5))
+
+
 def matrix_rate(size: int = 8192 if DEVICE.type == "cuda" else 256) -> float:
     left, right = (torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     return 2 * size**3 / (milliseconds(lambda: left @ right, rounds=10, warm_up=5) / 1e3)
 
 
 def machine() -> str:
-    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
-    return f"{name}, torch {torch.__version__}"
+    if DEVICE.type == "cpu":
+        return f"CPU, torch {torch.__version__}"
+    import triton
+
+    memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+    versions = f"torch {torch.__version__}, Triton {triton.__version__}"
+    return f"{torch.cuda.get_device_name()}, {memory:.0f} GiB, {versions}"
 
 
 def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure import NO_SUCH_TOKEN, EveryToken, Scripted, machine, seconds
+from conversations import NO_SUCH_TOKEN, EveryToken, Scripted
+from measuring import machine, seconds
 
 from ragen.agent.chat_template import ChatTemplate
 from ragen.config.compose import resolve
