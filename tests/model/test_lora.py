@@ -42,6 +42,7 @@ FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),  # the Hugging Face module
 }
+CPU = torch.device("cpu")
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LENGTHS = (5, 1, 7)
 IDS = torch.randint(0, 40, (sum(LENGTHS),), generator=torch.Generator().manual_seed(4))
@@ -504,12 +505,12 @@ def test_an_adapter_is_merged_before_anything_is_rounded_or_not_at_all(tmp_path,
     learn(loaded.model)
     save_adapter(loaded.model, tmp_path / "one", base)
     source = find_model(str(tmp_path / "one"))
-    merged = base_state(_load(source, torch.bfloat16, merge=True).model)
+    merged = base_state(_load(source, torch.bfloat16, True, CPU).model)
     for name, weight in merged_state(loaded.model).items():
         assert torch.equal(merged[name], weight.to(torch.bfloat16)), name
     beside = load_model(source, "cpu", merge=False).model
     assert has_adapters(beside) and torch.equal(logits(beside), logits(loaded.model))
-    rounded = _load(source, torch.bfloat16, merge=False).model
+    rounded = _load(source, torch.bfloat16, False, CPU).model
     assert {parameter.dtype for parameter in rounded.parameters()} == {torch.bfloat16}
     for name, (a, b) in loaded.model.adapters.pairs().items():
         kept = rounded.adapters.pairs()[name]
@@ -517,7 +518,7 @@ def test_an_adapter_is_merged_before_anything_is_rounded_or_not_at_all(tmp_path,
 
 
 def test_frequencies_of_positions_are_not_rounded():
-    model = _load(find_model("pocket"), torch.bfloat16, merge=True).model
+    model = _load(find_model("pocket"), torch.bfloat16, True, CPU).model
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert torch.equal(model.frequencies, load_model(find_model("pocket"), "cpu").model.frequencies)
 

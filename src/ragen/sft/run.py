@@ -158,7 +158,9 @@ def _validate(config: Config, merged: Path, step: int, run: Session) -> None:
         chat = ChatTemplate(loaded.tokenizer)
         worlds = {tag: World.make(config, tag, chat) for tag in config.es_manager.val.env_configs.tags}
         validator = Validator(config, worlds, run.workers)
-    engine, clock = NativeEngine(loaded.model, loaded.tokenizer, chat.end_of_turn_id), Clock()
+    share = config.actor_rollout_ref.rollout.gpu_memory_utilization
+    engine = NativeEngine(loaded.model, loaded.tokenizer, chat.end_of_turn_id, memory_share=share)
+    clock = Clock()
     metrics = validator.validate(engine, run.log, step, clock)
     run.log.step(step, metrics | clock.metrics())
     if run.workers.is_first:
