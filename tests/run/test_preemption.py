@@ -103,7 +103,11 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+QUICK = ("second rollout", "critic update", "validation")
+BY_SPEED = [moment if moment in QUICK else pytest.param(moment, marks=pytest.mark.slow) for moment in MOMENTS]
+
+
+@pytest.mark.parametrize("moment", BY_SPEED)
 def test_sigterm_at_any_moment_loses_nothing(tmp_path, monkeypatch, unbroken, moment):
     owner, name, call, saved, is_unfinished = MOMENTS[moment]
     config = config_of(tmp_path / "run", "ppo")
@@ -134,6 +138,7 @@ def test_a_dropped_step_that_is_saved_already_is_not_saved_again(tmp_path, monke
     assert trainer.train(config).status == "finished" and steps == [3]
 
 
+@pytest.mark.slow
 def test_twice_in_a_row_with_nothing_in_between(tmp_path, monkeypatch, unbroken):
     """In the validation of step 2, and again in it after resuming."""
     config = config_of(tmp_path / "run")
@@ -179,7 +184,9 @@ def test_an_environment_that_swallows_everything_cannot_hold_a_run(tmp_path, mon
     assert (ended.status, ended.num_steps) == ("preempted", 0)
 
 
-@pytest.mark.parametrize("aim", ["rollout", "update", "validation"])
+@pytest.mark.parametrize(
+    "aim", ["rollout", *(pytest.param(aim, marks=pytest.mark.slow) for aim in ("update", "validation"))]
+)
 def test_the_command_ends_with_143_and_resumes(nursery, tmp_path, unbroken, aim):
     folder = RunFolder(tmp_path / "run")
     command = ["train", *COMMON, f"trainer.default_local_dir={folder}"]
@@ -193,6 +200,7 @@ def test_the_command_ends_with_143_and_resumes(nursery, tmp_path, unbroken, aim)
     assert comparable(folder.path) == unbroken("grpo")
 
 
+@pytest.mark.slow
 def test_fine_tuning_is_preempted_and_resumes(nursery, tmp_path):
     words = ["train", "sokoban", "rl_or_sft=sft", "model_path=pocket", "sft.data_generation.train_size=12"]
     words += ["sft.data_generation.test_size=4", "sft.training.epochs=2", "sft.training.train_batch_size=4"]
