@@ -13,37 +13,17 @@ rows have equal lengths). The ratio is against the faster one. Sampling at tempe
 import argparse
 import statistics
 import time
-from dataclasses import dataclass, field
 
 import torch
+from gpu.conversations import NO_SUCH_TOKEN, Scripted
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from ragen.agent.chat_template import ChatTemplate
 from ragen.config.compose import resolve
-from ragen.engine.base import Prompt, Sampled, Sampling
+from ragen.engine.base import Sampling
 from ragen.engine.native.engine import NativeEngine
 from ragen.model.load import find_model, load_model
 from ragen.rollout.collect import World
-
-NO_SUCH_TOKEN = -1
-
-
-@dataclass
-class Row:
-    """A conversation whose prompts are known in advance."""
-
-    prompts: list[tuple[int, ...]]
-    key: int
-    replies: list[Sampled] = field(default_factory=list)
-
-    def prompt(self) -> Prompt | None:
-        turn = len(self.replies)
-        if turn == len(self.prompts):
-            return None
-        return Prompt(self.prompts[turn], continues=turn > 0, draw_key=self.key * 64 + turn)
-
-    def take(self, reply: Sampled) -> None:
-        self.replies.append(reply)
 
 
 def workload(tokenizer, groups: int, turns: int) -> list[list[tuple[int, ...]]]:
@@ -65,7 +45,7 @@ def workload(tokenizer, groups: int, turns: int) -> list[list[tuple[int, ...]]]:
 
 
 def run_ours(engine: NativeEngine, prompts: list[list[tuple[int, ...]]], size: int, reply: int) -> float:
-    rows = [Row(group, 1000 * index + member) for index, group in enumerate(prompts) for member in range(size)]
+    rows = [Scripted(group, 1000 * index + member) for index, group in enumerate(prompts) for member in range(size)]
     sampling = Sampling(1.0, 1.0, -1, greedy=False, max_tokens=reply, stop_at_answer=False)
     started = time.perf_counter()
     engine.run(rows, sampling)

@@ -13,7 +13,7 @@ import itertools
 from functools import partial
 
 import torch
-from measuring import copy_bandwidth, machine, middle, seconds
+from measuring import copy_bandwidth, machine, middle, seconds, their_model
 from torch import Tensor
 
 from ragen.engine.base import Sampling
@@ -102,16 +102,7 @@ def profile(action, num_tokens: int) -> None:
 
 def peer(loaded, options, num_tokens: int, ours: float) -> None:
     """`generate` at the last number of rows and the last context."""
-    from transformers import AutoConfig, Qwen2ForCausalLM
-
-    from ragen.model.decoder import to_huggingface
-
-    config = AutoConfig.from_pretrained(loaded.source.folder)
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        theirs = Qwen2ForCausalLM(config).eval()
-    torch.set_default_dtype(torch.float32)
-    theirs.load_state_dict(to_huggingface(loaded.model), strict=False)
+    theirs = their_model(loaded)
     prompts = torch.randint(2, 1000, (options.rows[-1], options.context[-1]), device="cuda")
     settings = dict(do_sample=True, top_k=0, top_p=1.0, temperature=1.0, pad_token_id=0, eos_token_id=None)
     caches = {"dynamic cache": {}, "static cache": {"cache_implementation": "static", "disable_compile": True}}

@@ -16,7 +16,8 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "src"))  # behind PYTHONPATH, so that another checkout can be measured
 
-from ragen.model.decoder import Decoder, Shape
+from ragen.model.decoder import Decoder, Shape, to_huggingface
+from ragen.model.load import LoadedModel
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")  # to try a script, with "tiny"
 PEAK = 989e12  # bf16, dense, by the vendor's datasheet of the H100 and H200
@@ -100,6 +101,19 @@ def machine() -> str:
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     versions = f"torch {torch.__version__}, Triton {triton.__version__}"
     return f"{torch.cuda.get_device_name()}, {memory:.0f} GiB, {versions}"
+
+
+def their_model(loaded: LoadedModel) -> torch.nn.Module:
+    """The same weights in the module of transformers."""
+    from transformers import AutoConfig, Qwen2ForCausalLM
+
+    config = AutoConfig.from_pretrained(loaded.source.folder)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        theirs = Qwen2ForCausalLM(config).eval()
+    torch.set_default_dtype(torch.float32)
+    theirs.load_state_dict(to_huggingface(loaded.model), strict=False)
+    return theirs
 
 
 def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:

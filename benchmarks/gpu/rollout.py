@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from conversations import NO_SUCH_TOKEN, EveryToken, Scripted
-from measuring import machine, seconds
+from measuring import machine, seconds, their_model
 
 from ragen.agent.chat_template import ChatTemplate
 from ragen.config.compose import resolve
@@ -114,16 +114,9 @@ def main() -> None:
 
 
 def peer(loaded, prompts: list[list[tuple[int, ...]]], options) -> float:
-    from transformers import AutoConfig, DynamicCache, Qwen2ForCausalLM
+    from transformers import DynamicCache
 
-    from ragen.model.decoder import to_huggingface
-
-    config = AutoConfig.from_pretrained(loaded.source.folder)
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        theirs = Qwen2ForCausalLM(config).eval()
-    torch.set_default_dtype(torch.float32)
-    theirs.load_state_dict(to_huggingface(loaded.model), strict=False)
+    theirs = their_model(loaded)
 
     @torch.no_grad()
     def rollout(turns: int) -> None:

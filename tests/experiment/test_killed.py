@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from stub_plans import SOURCE, FakeCluster, is_alive, make_plan, result_lines, summary, wait_for
+from stub_plans import SOURCE, is_alive, make_plan, result_lines, summary, wait_for
 
 from ragen import lifeline
 from ragen.experiment import run_process, scheduler
@@ -164,17 +164,6 @@ def test_a_lifeline_that_was_closed_on_the_way_is_ignored(monkeypatch):
 
 
 # --- the queue ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    def install(outcomes=None, **options):
-        cluster = FakeCluster(outcomes, **options)
-        monkeypatch.setattr(scheduler, "connected", cluster.connected)
-        monkeypatch.setattr(scheduler, "PAUSE", 0.001)
-        return cluster
-
-    return install
 
 
 def test_a_preempted_run_returns_to_the_queue(fake, capsys):

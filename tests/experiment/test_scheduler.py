@@ -136,19 +136,6 @@ def test_batches_hold_all_that_is_left_in_order_and_never_span_groups(groups, si
 # --- the queue, without Ray ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def fake(monkeypatch):
-    """Make runs end as told; returns the cluster."""
-
-    def install(outcomes=None, **options):
-        cluster = FakeCluster(outcomes, **options)
-        monkeypatch.setattr(scheduler, "connected", cluster.connected)
-        monkeypatch.setattr(scheduler, "PAUSE", 0.001)
-        return cluster
-
-    return install
-
-
 def test_every_cell_has_its_turn_and_a_failure_stops_nothing(fake, capsys):
     cluster = fake({"b": [1], "c": [3]})
     assert scheduler.run(make_plan(["a", "b", "c", "d"], Options(gpus=("cpu", "cpu")))) == 1

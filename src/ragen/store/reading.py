@@ -1,12 +1,12 @@
 """Files of a run folder that may be damaged: their content, or one error that names the file and what to do.
 
-    read_bytes(path)          # None where there is no file
+    read_bytes(path)          # None if there is none
     read_json(path)           # an object; raises Unreadable
     read_yaml(path)
     problem_in(record, {"seed": int, "turns": [{"reward": NUMBER}]}, needed=("seed",))     # "" or what is wrong
 
-A run folder may have been copied by half, edited by hand, or made by somebody else. Whoever reads it gets what a file
-holds or `Unreadable`, never an error of the parser, and never waits for a pipe that pretends to be a file.
+A run folder may have been copied by half, edited by hand, or made by somebody else. Reading gives what a file holds or
+raises `Unreadable`, never an error of the parser, and never waits for a pipe that pretends to be a file.
 """
 
 import json
