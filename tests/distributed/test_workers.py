@@ -278,6 +278,21 @@ def test_a_signal_is_passed_on_once_and_waited_for(ranks, tmp_path, number, forw
     assert (tmp_path / "told").read_text() == "told\n"
 
 
+def test_a_signal_that_comes_while_workers_start_is_not_lost(ranks, tmp_path, monkeypatch):
+    """The worker is there before the launcher has heard of it."""
+    ready, popen = tmp_path / "ready", subprocess.Popen
+
+    def slow_start(*given, **options):
+        process = popen(*given, **options)
+        while not ready.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", slow_start)
+    assert launch(ranks(f"trap 'exit 130' USR1; touch {ready}; for _ in $(seq 600); do sleep 0.05; done"), 1, []) == 130
+
+
 def test_a_second_interrupt_ends_those_who_do_not_listen(ranks, tmp_path, capfd):
     ready = tmp_path / "ready"
     interrupt_when(ready, times=2)

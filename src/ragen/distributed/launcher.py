@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from ragen import lifeline
 from ragen.errors import ConfigError
@@ -47,7 +46,7 @@ def launch(num_workers: int, num_nodes: int, arguments: Sequence[str]) -> int:
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_workers)))
     command = [sys.executable, "-m", "ragen", "train", *arguments]
     processes: list[subprocess.Popen] = []
-    with tempfile.TemporaryDirectory() as shared, _forward_signals(processes) as signals, ExitStack() as lifelines:
+    with tempfile.TemporaryDirectory() as shared, _taken_signals() as signals, ExitStack() as lifelines:
         environment |= {SHARED: shared, "WORLD_SIZE": str(num_workers)}
         for rank in map(str, range(num_workers)):
             end, rope = os.pipe()  # `rope` closes with this process, and the worker dies
@@ -71,20 +70,13 @@ def leave(status: int) -> int:
 
 
 @contextmanager
-def _forward_signals(processes: Sequence[subprocess.Popen]) -> Iterator[list[int]]:
-    """Forward signals to the workers, and list them.
-
-    A terminal sends Ctrl-C to every process, a scheduler perhaps only to this one. A worker that gets both must not
-    take them for two: it gets SIGUSR1, which asks to stop and no more.
-    """
+def _taken_signals() -> Iterator[list[int]]:
+    """A list that Ctrl-C and SIGTERM are added to, instead of ending this process."""
     signals: list[int] = []
-
-    def take(number: int, frame: Any) -> None:
-        signals.append(number)
-        for process in processes:
-            process.send_signal(signal.SIGUSR1 if number == signal.SIGINT else number)
-
-    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, lambda number, frame: signals.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield signals
     finally:
@@ -93,9 +85,19 @@ def _forward_signals(processes: Sequence[subprocess.Popen]) -> Iterator[list[int
 
 
 def _wait(processes: Sequence[subprocess.Popen], signals: Sequence[int]) -> list[int | None]:
-    """The exit statuses. Workers that still run long after another failed are killed: None."""
+    """The exit statuses. Workers that still run long after another failed are killed: None.
+
+    Signals are forwarded here, where all workers have started. A terminal sends Ctrl-C to every process, a scheduler
+    perhaps only to this one. A worker that gets both must not take them for two: it gets SIGUSR1, which asks to stop
+    and no more.
+    """
     since: dict[float, float] = {}  # time limit -> when it started
+    num_forwarded = 0
     while True:
+        for number in signals[num_forwarded:]:
+            num_forwarded += 1
+            for process in processes:
+                process.send_signal(signal.SIGUSR1 if number == signal.SIGINT else number)
         codes = [process.poll() for process in processes]
         if None not in codes:
             return codes
