@@ -29,6 +29,14 @@ def nursery():
 
 
 @pytest.fixture
+def impatient(monkeypatch):
+    """A full disk is not waited for."""
+    from ragen.store import full_disk
+
+    monkeypatch.setattr(full_disk, "PATIENCE", 0.0)
+
+
+@pytest.fixture
 def folder(tmp_path):
     from ragen.store.run_folder import RunFolder
 

@@ -34,7 +34,7 @@ from ragen.model.critic import Critic
 from ragen.model.decoder import Decoder, Shape, to_huggingface
 from ragen.model.huggingface import ATTENTION, HuggingFaceModel
 from ragen.model.load import LoadedModel, Source
-from ragen.store import full_disk, manifest
+from ragen.store import manifest
 from ragen.store.manifest import CheckpointError, Damaged, NotACheckpoint, OtherModel
 from ragen.store.run_folder import RunFolder
 from ragen.train.optimizer import MasterAdamW
@@ -743,9 +743,8 @@ def test_an_optimizer_of_other_weights_is_refused(store):
 
 
 @pytest.fixture
-def saved(tmp_path, monkeypatch):
-    """A store with one checkpoint, and what its folder holds. A full disk is not waited for."""
-    monkeypatch.setattr(full_disk, "PATIENCE", 0.0)
+def saved(tmp_path, impatient):
+    """A store with one checkpoint, and what its folder holds."""
     store = CheckpointStore(tmp_path / "run")
     store.save(1, make_parts(critic=False))
     return store, contents_of(store.folder)

@@ -1,7 +1,6 @@
 """Lines, the summary log, the record, W&B's offline runs and the live view."""
 
 import json
-import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -180,26 +179,26 @@ def test_only_this_trys_part_of_a_log_counts():
 # --- the summary log ----------------------------------------------------------------------------------------------
 
 
-def _append(name):
-    log = SummaryLog(Path("sum.log"))
-    for number in range(50):
-        log.append([f"{name} {number} " + name * 200, "  error: second line"])
+APPEND = """
+from pathlib import Path
+from ragen.store.sweep_results import SummaryLog
+log = SummaryLog(Path(LOG))
+for number in range(50):
+    log.append([f"{NAME} {number} " + NAME * 200, "  error: second line"])
+"""
 
 
-def test_lines_of_several_processes_are_whole():
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_append, args=(name,)) for name in "abc"]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+def test_lines_of_several_processes_are_whole(nursery):
+    code = APPEND.replace("LOG", repr(str(Path("sum.log").absolute())))
+    ended = [child.end() for child in [nursery.start(code=f"NAME = {name!r}\n{code}") for name in "abc"]]
+    assert [one.status for one in ended] == [0] * 3, ended
     lines = Path("sum.log").read_text().splitlines()
     first, second = lines[::2], lines[1::2]
     assert set(second) == {"  error: second line"}
     assert sorted(first) == sorted(f"{name} {number} " + name * 200 for name in "abc" for number in range(50))
 
 
-def test_a_line_that_does_not_fit_leaves_no_half(monkeypatch):
+def test_a_line_that_does_not_fit_leaves_no_half(monkeypatch, impatient):
     log = SummaryLog(Path("sum.log"))
     log.append(["first"])
     write = os.write

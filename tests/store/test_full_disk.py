@@ -22,11 +22,6 @@ CALLS = ("open", "write", "fsync", "replace")
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(full_disk, "PATIENCE", 0.0)
-
-
-@pytest.fixture
 def patient(monkeypatch):
     monkeypatch.setattr(full_disk, "PAUSE", 0.0)
 

@@ -1,9 +1,7 @@
 """One lock: held by the system, naming its owner, gone with its process."""
 
-import multiprocessing
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -102,22 +100,22 @@ def test_a_filesystem_without_locks_gets_no_marker_files(tmp_path, monkeypatch):
         lock.try_lock(tmp_path / "x.lock")
 
 
-def _count(folder, times):
-    file = Path(folder) / "count"
-    for _ in range(times):
-        with locked(Path(folder) / "count.lock"):
-            number = int(file.read_text())
-            time.sleep(0.0005)
-            file.write_text(str(number + 1))
+COUNT = """
+import time
+from pathlib import Path
+from ragen.store.lock import locked
+file = Path(FILE)
+for _ in range(40):
+    with locked(file.with_suffix(".lock")):
+        number = int(file.read_text())
+        time.sleep(0.0005)
+        file.write_text(str(number + 1))
+"""
 
 
-def test_many_processes_take_turns(tmp_path):
+def test_many_processes_take_turns(nursery, tmp_path):
     (tmp_path / "count").write_text("0")
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_count, args=(tmp_path, 40)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
+    code = COUNT.replace("FILE", repr(str(tmp_path / "count")))
+    ended = [child.end() for child in [nursery.start(code=code) for _ in range(4)]]
+    assert [one.status for one in ended] == [0] * 4, ended
     assert (tmp_path / "count").read_text() == "160"

@@ -22,7 +22,6 @@ from made_up_runs import make_episode, make_groups, make_turn
 
 from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, to_dict
-from ragen.store import full_disk
 from ragen.store.episodes import read_episodes
 from ragen.store.fsync import write_whole
 from ragen.store.run_folder import FolderInUse, RunFolder
@@ -339,14 +338,13 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
         writer.join()
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, impatient):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
     path = tmp_path / "file"
     write_whole(path, b"old")
     monkeypatch.setattr(os, "fsync", full)
-    monkeypatch.setattr(full_disk, "PATIENCE", 0.0)
     with pytest.raises(OSError, match="No space left"):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
