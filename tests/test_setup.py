@@ -20,6 +20,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE, started
 
 from ragen.errors import ConfigError
 
@@ -235,21 +236,18 @@ def test_a_python_without_venv_gets_one_message(checkout, monkeypatch, capsys):
 
 
 def test_a_second_process_waits_and_then_finds_the_stamp(checkout, capsys):
+    command, pipe = [sys.executable, checkout.root / "scripts" / "bootstrap.py", "base"], subprocess.PIPE
     with open(checkout.root / ".venv.lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        second = subprocess.Popen(
-            [sys.executable, checkout.root / "scripts" / "bootstrap.py", "base"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert "waiting" in second.stderr.readline()
-        checkout.venv.mkdir()
-        (checkout.venv / ".ragen").touch()
-        make_environment(checkout.venv)
-        checkout.module.write_stamp("base")
-        assert second.poll() is None
-    output, rest = second.communicate(timeout=120)
+        with started(command, stdout=pipe, stderr=pipe, text=True) as second:
+            assert "waiting" in second.stderr.readline()
+            checkout.venv.mkdir()
+            (checkout.venv / ".ragen").touch()
+            make_environment(checkout.venv)
+            checkout.module.write_stamp("base")
+            assert second.poll() is None
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            output, rest = second.communicate(timeout=PATIENCE)
     assert (second.returncode, output, rest) == (0, f"{checkout.venv}/bin/python\n", "")
 
 
@@ -465,10 +463,11 @@ def test_an_interrupted_bootstrap_lets_its_child_tidy_up(checkout):
         "sys.exit(b.main(['base']))"
     )
     for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        parent = subprocess.Popen([sys.executable, "-c", program], cwd=checkout.root, stderr=subprocess.PIPE, text=True)
-        assert parent.stderr.readline() == "  up\n"
-        parent.send_signal(number)
-        parent.communicate(timeout=120)
+        command = [sys.executable, "-c", program]
+        with started(command, cwd=checkout.root, stderr=subprocess.PIPE, text=True) as parent:
+            assert parent.stderr.readline() == "  up\n"
+            parent.send_signal(number)
+            parent.communicate(timeout=PATIENCE)
         assert parent.returncode == status
         (checkout.root / "tidy").unlink()
 
@@ -479,12 +478,10 @@ def test_a_killed_bootstrap_keeps_its_lock_while_its_child_writes(checkout):
         "import sys; sys.path.insert(0, 'scripts'); import bootstrap as b\n"
         f"with b.locked() as lock: b.run_visibly(['bash', '-c', 'touch {ready.name}; exec sleep 2'], lock)"
     )
-    parent = subprocess.Popen([sys.executable, "-c", program], cwd=checkout.root)
-    while not ready.exists():
-        assert parent.poll() is None
-        time.sleep(0.01)
-    parent.kill()
-    parent.wait()
+    with started([sys.executable, "-c", program], cwd=checkout.root) as parent:
+        while not ready.exists():
+            assert parent.poll() is None
+            time.sleep(0.01)
     with open(checkout.root / ".venv.lock", "a") as lock:
         with pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -177,7 +177,7 @@ def with_workers(size, compute):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     return results
 
 

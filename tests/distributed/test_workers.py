@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import PATIENCE
 from safetensors.torch import load_file
 from tiny import ACTOR, ROLLOUT, TINY
 
@@ -65,7 +66,7 @@ class Launched:
             time.sleep(0.02)
 
     def status(self):
-        return self.process.wait(timeout=1200)
+        return self.process.wait(PATIENCE)
 
 
 def numbers(folder):
@@ -251,16 +252,22 @@ def test_the_arguments_reach_every_worker(ranks, tmp_path):
 
 
 def interrupt_when(path, times, number=signal.SIGINT):
-    """Send this process a signal, so many times, once the workers are there."""
+    """Send this process a signal, several times, once the workers are there."""
 
     def wait_and_send():
-        while not path.exists():
-            time.sleep(0.01)
+        wait_for(path)
         for _ in range(times):
             os.kill(os.getpid(), number)
             time.sleep(0.1)
 
-    threading.Thread(target=wait_and_send).start()
+    threading.Thread(target=wait_and_send, daemon=True).start()
+
+
+def wait_for(path):
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path}"
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -284,8 +291,7 @@ def test_a_signal_that_comes_while_workers_start_is_not_lost(ranks, tmp_path, mo
 
     def slow_start(*given, **options):
         process = popen(*given, **options)
-        while not ready.exists():
-            time.sleep(0.01)
+        wait_for(ready)
         os.kill(os.getpid(), signal.SIGINT)
         return process
 

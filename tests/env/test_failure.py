@@ -103,7 +103,7 @@ def test_there_is_no_limit_in_another_thread():
     results = []
     thread = threading.Thread(target=lambda: results.append(call(lambda: time.sleep(0.1) or 7, "here", limit=0.01)))
     thread.start()
-    thread.join()
+    thread.join(60)
     assert results == [7]
 
 

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from processes import started
 from stub_plans import SOURCE, is_alive, make_plan, result_lines, summary, wait_for
 
 from ragen import lifeline
@@ -31,7 +33,7 @@ def a_job(code, **options):
     return run_process.job([sys.executable, "-c", code], Path("run.log"), os.environ, **options)
 
 
-def started(job):
+def watched(job):
     """A watcher in a thread; returns a function that waits for what it returns."""
     results = []
     thread = threading.Thread(target=lambda: results.append(run_process.run_child(job)), daemon=True)
@@ -61,6 +63,12 @@ def guards():
     return found
 
 
+def kill_guards():
+    for guard in guards():
+        with suppress(ProcessLookupError):  # a run that has not started its program yet looks like its guard
+            os.kill(guard, signal.SIGKILL)
+
+
 # --- a run and its guard ------------------------------------------------------------------------------------------
 
 # A run with a child in its group, and one that has left it.
@@ -81,10 +89,9 @@ def family():
 
 def test_a_run_dies_with_its_guard_and_its_watcher_waits_for_that():
     job = a_job(FAMILY)
-    result = started(job)
+    result = watched(job)
     run, child, _ = family()
-    for guard in guards():
-        os.kill(guard, signal.SIGKILL)
+    kill_guards()
     assert result() == {"error": "the guard of the run was killed, and the run with it", "lost": True}
     assert not is_alive(run)
     wait_for(lambda: not is_alive(child), "the end of its child")
@@ -103,9 +110,9 @@ def test_a_run_that_hangs_in_c_dies_with_its_guard():
     """It holds the interpreter: no thread of its own could notice."""
     code = "import pathlib, re; pathlib.Path('ready').touch(); re.match('(a+)+b', 'a' * 64)"
     job = a_job(code)
-    result = started(job)
+    result = watched(job)
     wait_for(Path("ready").exists, "the run")
-    os.kill(guards()[0], signal.SIGKILL)
+    kill_guards()
     assert result()["lost"] and not processes(job["mark"])
 
 
@@ -113,11 +120,10 @@ def test_a_guard_that_is_killed_while_it_starts_a_run_leaves_none():
     for pause in (0.0, 0.001, 0.003, 0.01, 0.03):
         job = a_job("import time; time.sleep(600)")
         Path(job["lock"]).unlink(missing_ok=True)
-        result = started(job)
+        result = watched(job)
         wait_for(Path(job["lock"]).exists, "the guard", pause=0.001)  # it takes the lock just before the run starts
         time.sleep(pause)
-        for guard in guards():
-            os.kill(guard, signal.SIGKILL)
+        kill_guards()
         assert result()["lost"]
         wait_for(lambda job=job: not processes(job["mark"]), "the end of the run")
 
@@ -126,7 +132,7 @@ def test_no_second_run_starts_while_an_earlier_one_is_alive():
     job = a_job("print('second')")
     with open(job["lock"], "w") as first:
         fcntl.flock(first, fcntl.LOCK_EX)
-        result = started(job)
+        result = watched(job)
         wait_for(guards, "its guard")
         assert not processes(job["mark"])
     assert result()["status"] == 0 and Path("run.log").read_text() == "second\n"
@@ -148,10 +154,9 @@ time.sleep(600)
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 def test_a_child_that_holds_a_lifeline_dies_with_its_parent(platform):
     code = HOLDER.replace("PLATFORM", repr(platform))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as parent:
+    with started([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as parent:
         child = int(parent.stdout.readline())
         assert is_alive(child)
-        parent.kill()
     wait_for(lambda: not is_alive(child), "the end of the child")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import lock_holder, started
 from stub_plans import FIELDS, SOURCE, FakeCluster, is_alive, make_cell, make_plan, result_lines, summary, wait_for
 
 from ragen.errors import ConfigError, RunFailed
@@ -418,16 +419,11 @@ def test_a_log_folder_that_cannot_be_written_is_one_message(fake):
 
 def test_the_same_cell_is_not_run_twice_at_once(fake):
     cluster = fake()
-    path = lock_path(make_cell("b"))
-    holder = "from ragen.store.lock import locked; from pathlib import Path; import sys\n"
-    holder += f"with locked(Path({str(path)!r}), note='first'): print('held', flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
-        assert first.stdout.readline() == b"held\n"
+    with lock_holder(lock_path(make_cell("b")), note="first") as first:
         with pytest.raises(Locked, match=rf"b is being run by process {first.pid} on .* \(first\): wait for it"):
             scheduler.run(make_plan("ab"))
         assert not cluster.started and not lock_path(make_cell("a")).exists()
         assert scheduler.run(make_plan("ac")) == 0  # other cells of the same experiment
-        first.kill()
     assert scheduler.run(make_plan("ab")) == 0  # a dead process holds nothing
 
 
@@ -539,11 +535,10 @@ def test_nothing_outlives_the_watcher():
     code += "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     code += "pathlib.Path('part').write_text(f'{os.getpid()} {p.pid}'); os.rename('part', 'pids'); time.sleep(600)"
     watcher = "import json, sys; from ragen.experiment.run_process import run_child; run_child(json.load(sys.stdin))"
-    with subprocess.Popen([sys.executable, "-c", watcher], stdin=subprocess.PIPE) as process:
+    with started([sys.executable, "-c", watcher], stdin=subprocess.PIPE) as process:
         process.stdin.write(json.dumps(a_job(code)).encode())
         process.stdin.close()
         wait_for(Path("pids").exists, "the child")
         pids = [int(word) for word in Path("pids").read_text().split()]
         assert all(map(is_alive, pids))
-        process.kill()
     wait_for(lambda: not any(map(is_alive, pids)), "the end of the child")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE, started
 from tiny import ROLLOUT, TINY
 
 from ragen.config.compose import resolve
@@ -232,14 +233,12 @@ HANG_IN_PYTHON = "[time.sleep(0.1) for _ in iter(int, 1)]"
 
 @pytest.mark.parametrize("hang", [HANG_IN_C, HANG_IN_PYTHON])
 def test_a_hanging_process_exits_with_143_all_the_same(hang):
-    process = subprocess.Popen(
-        [sys.executable, "-c", HANGS.format(hang=hang)], env={"PYTHONPATH": str(SOURCES)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143
-    assert "not saved in time" in process.stderr.read()
+    command, pipe = [sys.executable, "-c", HANGS.format(hang=hang)], subprocess.PIPE
+    with started(command, env={"PYTHONPATH": str(SOURCES)}, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 143
+        assert "not saved in time" in process.stderr.read()
 
 
 def test_no_deadline_after_the_work_is_done():

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE
 from safetensors.torch import load_file
 from tiny import ACTOR, ROLLOUT, TINY
 
@@ -61,7 +62,7 @@ def test_a_filter_that_keeps_nothing_ends_the_run_after_five_steps(tmp_path):
     ]
     environment = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "ragen", *words]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE)
     assert ended.returncode == 3, ended.stderr
     assert "Traceback" not in ended.stderr
     explained = "the filter kept no group in 5 consecutive steps"

@@ -76,7 +76,7 @@ def raw(server, request):
 def sent(server, **body):
     """A connection on which this was asked."""
     content = json.dumps(ENDLESS | body).encode()
-    with socket.create_connection(("127.0.0.1", port_of(server))) as connection:
+    with socket.create_connection(("127.0.0.1", port_of(server)), timeout=60) as connection:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
         connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
         yield connection

@@ -34,6 +34,7 @@ from asking import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import started
 from starlette.responses import JSONResponse
 
 from ragen import serve as served
@@ -302,16 +303,16 @@ def test_past_replies_are_the_tokens_that_were_sampled(loaded):
 
 
 def test_models_and_health(server):
-    with urllib.request.urlopen(f"{server.base}/models") as response:
+    with urllib.request.urlopen(f"{server.base}/models", timeout=60) as response:
         (model,) = json.load(response)["data"]
     assert (model["id"], model["max_model_len"]) == ("pocket", 2048)
     for name in ("pocket", "%70ocket/"):
-        with urllib.request.urlopen(f"{server.base}/models/{name}") as response:
+        with urllib.request.urlopen(f"{server.base}/models/{name}", timeout=60) as response:
             assert json.load(response) == model
     with pytest.raises(urllib.error.HTTPError, match="404") as caught:
-        urllib.request.urlopen(f"{server.base}/models/other")
+        urllib.request.urlopen(f"{server.base}/models/other", timeout=60)
     caught.value.close()
-    with urllib.request.urlopen(server.base.removesuffix("/v1") + "/health") as response:
+    with urllib.request.urlopen(server.base.removesuffix("/v1") + "/health", timeout=60) as response:
         assert json.load(response) == {"status": "ok"}
 
 
@@ -389,7 +390,7 @@ def test_a_length_that_is_none(server, size):
 def test_a_body_that_is_no_json(server, body):
     request = urllib.request.Request(f"{server.base}/chat/completions", body, {"Content-Type": "application/json"})
     with pytest.raises(urllib.error.HTTPError, match="400") as caught:
-        urllib.request.urlopen(request)
+        urllib.request.urlopen(request, timeout=60)
     with caught.value as error:
         assert "not JSON" in json.load(error)["error"]["message"]
 
@@ -424,8 +425,8 @@ def test_a_stopping_server_passes_no_half_reply(loaded, monkeypatch):
     server = Server(loaded, "pocket")
     server.batcher.engine.max_rows = 1
     server.__enter__()
-    started, step = threading.Event(), EngineRun.step
-    monkeypatch.setattr(EngineRun, "step", lambda run: (step(run), started.set()))
+    has_stepped, step = threading.Event(), EngineRun.step
+    monkeypatch.setattr(EngineRun, "step", lambda run: (step(run), has_stepped.set()))
     done, send = [], JSONResponse.__call__
 
     async def slowly(*what):
@@ -436,7 +437,7 @@ def test_a_stopping_server_passes_no_half_reply(loaded, monkeypatch):
     monkeypatch.setattr(JSONResponse, "__call__", slowly)
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(error_of, server, **ENDLESS) for _ in range(2)]
-        started.wait()
+        assert has_stepped.wait(60)
         until(lambda: server.batcher._waiting)
         server.__exit__()
         assert len(done) == 2, "nothing is left unsaid"
@@ -449,18 +450,13 @@ def test_a_stopping_server_passes_no_half_reply(loaded, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_process_serves_until_it_is_told_to_end(number):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ragen", "serve", "pocket", "--port", "0", "--name", "mine"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(SOURCE)},
-    )
-    try:
+    command = [sys.executable, "-m", "ragen", "serve", "pocket", "--port", "0", "--name", "mine"]
+    environment, pipe = os.environ | {"PYTHONPATH": str(SOURCE)}, subprocess.PIPE
+    with started(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         line = process.stdout.readline()
         assert line.startswith("serving mine at http://127.0.0.1:"), process.stderr.read()
         base = line.split()[3]
-        with urllib.request.urlopen(f"{base}/models") as response:
+        with urllib.request.urlopen(f"{base}/models", timeout=60) as response:
             assert json.load(response)["data"][0]["id"] == "mine"
         with sent(SimpleNamespace(base=base), stream=True, model="mine") as connection:
             rest = connection.makefile("rb")
@@ -468,8 +464,6 @@ def test_a_process_serves_until_it_is_told_to_end(number):
             process.send_signal(number)
             assert b"the server is stopping" in rest.read(), "its clients are told"
         _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
     assert process.returncode == 0
     assert errors.strip() == "stopping"
 

@@ -6,6 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from processes import started
 
 from ragen.errors import ConfigError
 from ragen.store.journal import Journal
@@ -62,13 +63,11 @@ def test_a_second_process_is_refused_and_a_killed_one_is_not_waited_for(tmp_path
         "    journal.append(('Sokoban', 123, 0, 1), {})\n    print('open', flush=True)\n    sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path), json.dumps(SETTING)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "open\n"
         refused = pytest.raises(ConfigError, match=rf"process {process.pid} .* is running the same evaluation")
         with refused, Journal(tmp_path, SETTING).opened():
             pass
-        process.kill()
-        process.wait()
     with Journal(tmp_path, SETTING).opened() as journal:
         assert list(journal.records) == [KEY]
 

@@ -1,34 +1,19 @@
 """One lock: held by the system, naming its owner, gone with its process."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from processes import PATIENCE, lock_holder
 
 from ragen.errors import ConfigError
 from ragen.store import lock
 from ragen.store.lock import Locked, is_locked, locked, try_lock
-
-HOLDER = """
-import sys
-from pathlib import Path
-from ragen.store.lock import locked
-with locked(Path(sys.argv[1]), note="first"):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture
 def holder(tmp_path):
     """Another process that holds the lock until its input ends."""
     path = tmp_path / "a.lock"
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"held\n"
+    with lock_holder(path, note="first") as process:
         yield path, process
-        process.kill()
 
 
 def test_who_holds_it_is_named(holder):
@@ -43,7 +28,7 @@ def test_who_holds_it_is_named(holder):
 def test_a_killed_process_holds_nothing(holder):
     path, process = holder
     process.kill()
-    process.wait()
+    process.wait(PATIENCE)
     assert path.exists() and not is_locked(path)
     try_lock(path).release()
     assert not path.exists()
@@ -58,7 +43,7 @@ def test_a_blocking_call_waits_and_reports_once(holder):
         process.stdin.close()
 
     with locked(path, on_wait=on_wait):
-        assert process.wait() == 0
+        assert process.wait(PATIENCE) == 0
     assert len(waited) == 1 and str(process.pid) in waited[0]
     assert not path.exists()
 

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import make_episode, make_groups, make_turn
+from processes import started
 
 from ragen.config.schema import Config
 from ragen.config.tree import build, leaves, to_dict
@@ -232,14 +232,9 @@ def test_kill_9_leaves_readable_files_and_no_owner(folder):
     last = 0
     for _ in range(8):
         command = [sys.executable, "-c", WRITER, str(folder.path), os.path.dirname(made_up_runs.__file__)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
+        with started(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout.readline() == "ready\n"
             time.sleep(draw.uniform(0.02, 0.3))
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            process.stdout.close()
         metrics = folder.read_metrics()
         steps = [row["step"] for row in metrics.rows]
         assert steps == list(range(1, len(steps) + 1)), "no step lost or doubled"

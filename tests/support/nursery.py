@@ -24,9 +24,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from processes import PATIENCE
+
 SOURCES = Path(__file__).parents[2] / "src"
 BETWEEN = "between"  # no phase
-PATIENCE = 1200  # seconds after which a child is taken for stuck
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Ended:
 class Nursery:
     def __enter__(self):
         self.folder = tempfile.TemporaryDirectory()
-        self.num = 0
+        self.children = []
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment |= {"PYTHONPATH": os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])}
         self.server = subprocess.Popen(
@@ -48,8 +50,10 @@ class Nursery:
         return self
 
     def __exit__(self, *exception):
+        for child in self.children:  # those of tests that failed
+            child.kill()
         self.server.stdin.close()
-        self.server.wait()
+        self.server.wait(PATIENCE)
         self.folder.cleanup()
 
     def ask(self, **request):
@@ -58,12 +62,12 @@ class Nursery:
 
     def start(self, *words, **options):
         """Options: those of `live`."""
-        self.num += 1
-        log = Path(self.folder.name) / str(self.num)
+        log = Path(self.folder.name) / str(len(self.children))
         log.mkdir()
         for name in ("out", "err", "phase"):
             (log / name).touch()
-        return Child(self, self.ask(words=list(map(str, words)), log=str(log), **options), log)
+        self.children.append(Child(self, self.ask(words=list(map(str, words)), log=str(log), **options), log))
+        return self.children[-1]
 
     def run(self, *words, **options):
         return self.start(*words, **options).end()
@@ -84,7 +88,7 @@ class Child:
         return (self.log / "out").read_text()
 
     def has_ended(self, seconds=0.0):
-        """Whether it ends within so many seconds."""
+        """Whether it ends within `seconds`."""
         return self.handle < 0 or bool(select.select([self.handle], [], [], seconds)[0])
 
     def wait_until(self, condition):
@@ -161,6 +165,7 @@ def live(words, log, environment=None, code="", max_file_size=None, obey_permiss
 
     `max_file_size` in bytes stands for a full disk. `obey_permissions`: a superuser may write anywhere, until then.
     """
+    die_with_parent()
     log = Path(log)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(log / name, os.O_WRONLY), number)
@@ -204,6 +209,11 @@ def tell_phases(descriptor):
 
     RunLogger.phase = phase
     tell()
+
+
+def die_with_parent():
+    """A stuck child must not outlive its test."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def drop_capabilities():
