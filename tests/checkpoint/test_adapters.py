@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import ACTOR, TINY
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from without_clock import metrics_without_clock
 
 from ragen.checkpoint.merge import merge, plan
 from ragen.checkpoint.parts import Parts, part_of
@@ -47,14 +48,6 @@ IDS = torch.arange(40)
 
 def train(folder, *words):
     return trainer.train(resolve([*WORDS, *words, f"trainer.default_local_dir={folder}"], environ={}).config)
-
-
-def rows(folder):
-    """Every metric of every step, but those of the clock."""
-    return [
-        {name: value for name, value in json.loads(line).items() if not name.startswith(("timing_", "perf/"))}
-        for line in (folder / "metrics.jsonl").read_text().splitlines()
-    ]
 
 
 def contents(folder):
@@ -109,14 +102,14 @@ def test_the_base_stays_and_the_adapters_learn(finished):
 
 
 def test_the_reference_is_the_actor_without_its_adapter(finished):
-    first, second = rows(finished.folder)
+    first, second = metrics_without_clock(finished.folder)
     assert first["actor/kl_loss"] == pytest.approx(0, abs=1e-6), "before the first update they are one"
     assert second["actor/kl_loss"] > 1e-4
     assert all(row["actor/grad_norm"] > 0 and row["critic/grad_norm"] > 0 for row in (first, second))
 
 
 def test_sampler_and_learner_are_one_policy(finished):
-    assert all(row["rollout/log_prob_diff_max"] < 1e-5 for row in rows(finished.folder))
+    assert all(row["rollout/log_prob_diff_max"] < 1e-5 for row in metrics_without_clock(finished.folder))
 
 
 def test_only_what_has_an_adapter_is_its_own_reference(tmp_path, monkeypatch):
@@ -180,7 +173,7 @@ def test_a_resumed_run_ends_bit_equal(finished, tmp_path):
     """One step and then one more: in its own folder, with a larger budget."""
     train(tmp_path / "run", "trainer.total_training_steps=1")
     train(tmp_path / "run")
-    assert rows(tmp_path / "run") == rows(finished.folder)
+    assert metrics_without_clock(tmp_path / "run") == metrics_without_clock(finished.folder)
     for path in finished.checkpoint.rglob("*.safetensors"):
         one, other = load_file(path), load_file(tmp_path / "run/global_step_2" / path.relative_to(finished.checkpoint))
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
@@ -477,7 +470,7 @@ def test_two_workers_equal_one(finished, nursery, tmp_path):
     both = [place | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
     children = [nursery.start(*words, environment=environment) for environment in both]
     assert [child.end().status for child in children] == [0, 0]
-    for row, other in zip(rows(finished.folder), rows(tmp_path / "run"), strict=True):
+    for row, other in zip(metrics_without_clock(finished.folder), metrics_without_clock(tmp_path / "run"), strict=True):
         assert other == pytest.approx(row, abs=1e-4, rel=1e-4)
     base, one, two = (
         logits(load_model(find_model(str(name)), "cpu").model)

@@ -15,6 +15,7 @@ import torch
 from processes import PATIENCE
 from safetensors.torch import load_file
 from tiny import ACTOR, ROLLOUT, TINY
+from without_clock import metrics_without_clock
 
 from ragen.distributed import launcher
 from ragen.distributed.launcher import launch
@@ -69,16 +70,8 @@ class Launched:
         return self.process.wait(PATIENCE)
 
 
-def numbers(folder):
-    """Every metric of every step, but those of the clock."""
-    return [
-        {name: value for name, value in json.loads(line).items() if not name.startswith(("timing_", "perf/"))}
-        for line in (folder / "metrics.jsonl").read_text().splitlines()
-    ]
-
-
 def assert_equal_runs(one, two):
-    left, right = numbers(one), numbers(two)
+    left, right = metrics_without_clock(one), metrics_without_clock(two)
     assert [row["step"] for row in left] == [row["step"] for row in right]
     for row, other in zip(left, right, strict=True):
         assert other == pytest.approx(row, abs=1e-5, rel=1e-5)
@@ -99,7 +92,7 @@ def test_two_equal_one_grpo_and_a_rule_ends_both(nursery, tmp_path):
     for told in (alone.out, launched.out.read_text()):
         assert told.count("stopped early by the rule low_validation_success") == 1
     assert "Traceback" not in launched.err.read_text()
-    assert [row["train/batch_size"] for row in numbers(one)] == [9.0] * 5
+    assert [row["train/batch_size"] for row in metrics_without_clock(one)] == [9.0] * 5
     assert_equal_runs(one, two)
 
 
@@ -126,7 +119,7 @@ def test_a_worker_may_have_nothing_to_do(nursery, tmp_path):
     assert nursery.run(*words, f"trainer.default_local_dir={one}").status == 0
     children = start_two(nursery, tmp_path, *words, f"trainer.default_local_dir={two}")
     assert [child.end().status for child in children] == [0, 0]
-    for row, other in zip(numbers(one), numbers(two), strict=True):
+    for row, other in zip(metrics_without_clock(one), metrics_without_clock(two), strict=True):
         assert other == pytest.approx(row, abs=1e-5, rel=1e-5)
 
 

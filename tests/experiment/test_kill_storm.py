@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from stub_plans import SOURCE, wait_for
+from without_clock import metrics_without_clock
 
 from ragen import lifeline
 from ragen.store import manifest
-from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import latest_lines, read_record, status_of
 
 KILLS = 20
@@ -90,13 +90,13 @@ def num_steps(root):
 
 
 def comparable(root, name):
-    folder = RunFolder(root / "saved" / name)
-    rows = [
-        {key: value for key, value in row.items() if not key.startswith(("timing_", "perf/"))}
-        for row in folder.read_metrics().rows
-    ]
-    latest = manifest.latest(folder.path)
-    return latest.name, rows, {path.name: path.read_bytes() for path in sorted(latest.rglob("*.safetensors"))}
+    folder = root / "saved" / name
+    latest = manifest.latest(folder)
+    return (
+        latest.name,
+        metrics_without_clock(folder),
+        {path.name: path.read_bytes() for path in sorted(latest.rglob("*.safetensors"))},
+    )
 
 
 def next_moment(dice, root):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from processes import PATIENCE, started
 from tiny import ROLLOUT, TINY
+from without_clock import metrics_without_clock
 
 from ragen.config.compose import resolve
 from ragen.run import session as session_module
@@ -48,10 +49,7 @@ def config_of(folder, kind="grpo", *more):
 
 def comparable(folder):
     folder = RunFolder(folder)
-    rows = [
-        {name: value for name, value in row.items() if not name.startswith(("timing_", "perf/"))}
-        for row in folder.read_metrics().rows
-    ]
+    rows = metrics_without_clock(folder.path)
     latest = manifest.latest(folder.path)
     weights = {path.relative_to(latest): path.read_bytes() for path in latest.rglob("*.safetensors")}
     episodes = {path.name: path.read_bytes() for path in folder.episodes_path.iterdir()}

@@ -12,6 +12,7 @@ import pytest
 from processes import PATIENCE
 from safetensors.torch import load_file
 from tiny import ACTOR, ROLLOUT, TINY
+from without_clock import metrics_without_clock
 
 from ragen.config.compose import resolve
 from ragen.model.load import find_model
@@ -137,14 +138,7 @@ def test_an_interrupted_run_saves_and_goes_on(nursery, tmp_path):
     again = nursery.run(*words, f"trainer.default_local_dir={two}")
     assert again.status == 0 and f"{two} resumes after step {steps[1]}" in again.out
     assert nursery.run(*words, f"trainer.default_local_dir={one}").status == 0
-    assert without_clock(one) == without_clock(two)
-
-
-def without_clock(folder):
-    return [
-        {name: value for name, value in row.items() if not name.startswith(("timing_", "perf/"))}
-        for row in folder.read_metrics().rows
-    ]
+    assert metrics_without_clock(one.path) == metrics_without_clock(two.path)
 
 
 def test_an_interrupted_run_that_saves_nothing_says_so(nursery, tmp_path):

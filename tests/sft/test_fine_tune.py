@@ -12,6 +12,7 @@ from recorded_runs import all_keys, reasons_without_effect, watched_configs
 from safetensors.torch import load_file
 from small import WORDS, Pressed, config_of, fine_tuned
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from without_clock import metrics_without_clock
 
 from ragen.api import run_config
 from ragen.checkpoint.save import CheckpointStore
@@ -47,11 +48,6 @@ def tuner(tmp_path: Path, *words: str) -> Tuner:
 
 def rows_of(folder: Path) -> list[dict]:
     return RunFolder(folder).read_metrics().rows
-
-
-def comparable(folder: Path) -> list[dict]:
-    """Metrics without the clock."""
-    return [{key: row[key] for key in row if not key.startswith(("timing_s/", "perf/"))} for row in rows_of(folder)]
 
 
 # --- the loss -----------------------------------------------------------------------------------------------------
@@ -282,7 +278,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(run, tmp_path, monkeypatch, kil
     monkeypatch.setattr(session.Session, "log_step", record)
     again = fine_tuned(tmp_path / "out")
     assert again.folder == tmp_path / "out/lora_weights" and again.status == "finished"
-    assert comparable(again.folder) == comparable(run.folder)
+    assert metrics_without_clock(again.folder) == metrics_without_clock(run.folder)
     ours, theirs = ((place.folder.parent / "merged_model/model.safetensors").read_bytes() for place in (again, run))
     assert ours == theirs
     assert len((again.folder / "train.log").read_text().splitlines()) == 6
@@ -296,7 +292,7 @@ def test_an_interrupted_run_goes_on_in_the_middle_of_an_epoch(run, tmp_path, mon
     assert "run the same command to resume" in capsys.readouterr().out
     assert (stopped.folder / "global_step_1").exists() and not (tmp_path / "out/merged_model").exists()
     again = fine_tuned(tmp_path / "out")
-    assert comparable(again.folder) == comparable(run.folder)
+    assert metrics_without_clock(again.folder) == metrics_without_clock(run.folder)
 
 
 def test_killed_after_training_it_only_plays(run, tmp_path, monkeypatch):
@@ -312,7 +308,7 @@ def test_killed_after_training_it_only_plays(run, tmp_path, monkeypatch):
     monkeypatch.setattr("ragen.sft.run.write_model_folder", None)
     again = fine_tuned(tmp_path / "out")
     assert again.folder == tmp_path / "out/lora_weights"
-    assert comparable(again.folder) == comparable(run.folder)
+    assert metrics_without_clock(again.folder) == metrics_without_clock(run.folder)
     ours, theirs = ((place / "metrics.jsonl").read_bytes().count(b"\n") for place in (again.folder, run.folder))
     assert ours == theirs, "what it had played already is forgotten"
     assert (tmp_path / "out/merged_model/validate.log").exists()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 from recorded_runs import all_keys, watched_configs
 from small import Pressed
+from without_clock import metrics_without_clock
 
 from ragen.api import run_config
 from ragen.cli import main, train
@@ -65,11 +66,6 @@ def settings(folder):
     return leaves(RunFolder(folder).read_config())
 
 
-def comparable(folder):
-    rows = RunFolder(folder).read_metrics().rows
-    return [{key: row[key] for key in row if not key.startswith(("timing_s/", "perf/"))} for row in rows]
-
-
 def models_of(folder):
     found = settings(folder)
     return {found[key] for key in ("model_path", "actor_rollout_ref.model.path", "critic.model.path")}
@@ -114,7 +110,7 @@ def test_it_is_the_run_that_rl_alone_would_be(done, copied):
     """From the same model, in a process that has fine-tuned nothing: bit for bit."""
     config = resolve(["trainer.default_local_dir=alone"], "config", str(copied / RL), environ={}).config
     run = run_config(config)
-    assert comparable(run.folder) == comparable(copied / RL)
+    assert metrics_without_clock(run.folder) == metrics_without_clock(copied / RL)
 
 
 def test_actor_critic_and_reference_start_from_it(copied, monkeypatch):
@@ -152,7 +148,7 @@ def test_killed_between_the_two_it_does_not_fine_tune_again(done, here, monkeypa
     assert (SFT / "merged_model").exists() and not RL.exists()
     monkeypatch.setattr(then_rl, "tune", None)
     run = run_config(config_of())
-    assert run.folder == RL and comparable(RL) == comparable(done.folder / RL)
+    assert run.folder == RL and metrics_without_clock(RL) == metrics_without_clock(done.folder / RL)
 
 
 def test_killed_in_fine_tuning_it_goes_on_there(done, here, monkeypatch):
@@ -168,8 +164,8 @@ def test_killed_in_fine_tuning_it_goes_on_there(done, here, monkeypatch):
             run_config(config_of())
     assert not RL.exists()
     run = run_config(config_of())
-    assert comparable(SFT / "lora_weights") == comparable(done.folder / SFT / "lora_weights")
-    assert run.folder == RL and comparable(RL) == comparable(done.folder / RL)
+    assert metrics_without_clock(SFT / "lora_weights") == metrics_without_clock(done.folder / SFT / "lora_weights")
+    assert run.folder == RL and metrics_without_clock(RL) == metrics_without_clock(done.folder / RL)
 
 
 def test_killed_in_rl_it_goes_on_there(done, copied, monkeypatch, capsys):
@@ -177,7 +173,7 @@ def test_killed_in_rl_it_goes_on_there(done, copied, monkeypatch, capsys):
     shutil.rmtree(RL / "global_step_2")
     monkeypatch.setattr(then_rl, "tune", None)
     run = run_config(config_of())
-    assert run.folder == RL and comparable(RL) == comparable(done.folder / RL)
+    assert run.folder == RL and metrics_without_clock(RL) == metrics_without_clock(done.folder / RL)
     assert f"{RL} resumes after step 1" in capsys.readouterr().out
 
 

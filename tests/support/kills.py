@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-CHANGES = ("timing_", "perf/")  # what may differ: the clock
+from without_clock import metrics_without_clock
 
 
 def run_to_its_end(nursery, words):
@@ -75,14 +75,6 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def recorded(folder):
-    """Every line of the metrics, without the clock's."""
-    return [
-        {name: value for name, value in row.items() if not name.startswith(CHANGES)}
-        for row in lines(folder / "metrics.jsonl")
-    ]
-
-
 def files(folder, pattern="*"):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob(pattern) if path.is_file()}
 
@@ -98,9 +90,9 @@ def checkpoint_of(folder):
 
 
 def assert_same(folder, unbroken):
-    rows = recorded(folder)
+    rows = metrics_without_clock(folder)
     assert [row["step"] for row in rows] == list(range(len(rows)))  # none lost, none twice
-    assert rows == recorded(unbroken)
+    assert rows == metrics_without_clock(unbroken)
     tables = [run / "group_rv_table.jsonl" for run in (folder, unbroken)]
     assert [lines(table) for table in tables if table.exists()] in ([], [lines(tables[1])] * 2)
     assert files(folder / "episodes") == files(unbroken / "episodes")

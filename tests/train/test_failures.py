@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_runs import make_episode
+from without_clock import metrics_without_clock
 
 from ragen.cli import main
 from ragen.config.compose import resolve
@@ -127,12 +128,6 @@ def train(tmp_path, monkeypatch):
     return run
 
 
-def rows_of(folder):
-    """What a run computed: all metrics but times."""
-    rows = folder.read_metrics().rows
-    return [{key: value for key, value in row.items() if not key.startswith(("timing_", "perf/"))} for row in rows]
-
-
 def failures_of(folder):
     return json_lines.read(folder.failures_path).records
 
@@ -141,7 +136,7 @@ def failures_of(folder):
 @pytest.mark.parametrize("fault", ["not a number", "raise", "exit", "loop"])
 def test_a_level_that_always_fails_is_dropped_and_the_run_goes_on(train, fault, capsys):
     status, folder = train("run", fault=fault, seeds=(10005,))
-    rows = rows_of(folder)
+    rows = metrics_without_clock(folder.path)
     assert status == 0 and [row["step"] for row in rows] == [1, 2, 3]
     reason = {"not a number": "bad_reward", "raise": "raised", "exit": "exited", "loop": "timeout"}[fault]
     counts = {key: rows[1].get(f"rollout/{key}") for key in ("retried_groups", "failed_groups", f"failed/{reason}")}
@@ -160,15 +155,17 @@ def test_groups_of_a_step_are_those_of_a_run_without_faults(train):
     """Up to the first update that a dropped group is not part of."""
     _, whole = train("whole")
     status, once = train("once", fault="raise", seeds=(10001, 10002), times=1)
-    assert status == 0 and rows_of(once)[0]["rollout/retried_groups"] == 1
-    assert rows_of(once)[0]["rollout/failed_groups"] == 0 and len(failures_of(once)) == 1
+    assert status == 0 and metrics_without_clock(once.path)[0]["rollout/retried_groups"] == 1
+    assert metrics_without_clock(once.path)[0]["rollout/failed_groups"] == 0 and len(failures_of(once)) == 1
     _, dropped = train("dropped", fault="raise", seeds=(10001,))
     for folder, others in ((once, (0, 2, 3)), (dropped, (0, 2, 3))):
         before, after = (episodes_of(run) for run in (whole, folder))
         for group in others:
             assert after[group] == before[group]
     assert 1 not in episodes_of(dropped) and episodes_of(once)[1] != episodes_of(whole)[1]
-    assert rows_of(whole) == rows_of(train("again")[1]), "and without failures nothing is added"
+    assert metrics_without_clock(whole.path) == metrics_without_clock(train("again")[1].path), (
+        "and without failures nothing is added"
+    )
 
 
 def episodes_of(folder):
@@ -193,7 +190,7 @@ def test_past_the_share_a_run_stops_with_status_4_and_resumes_as_if_nothing_had_
     status, folder = train("run", fault="raise", seeds=(10008, 10009, 10010))
     assert status == 4, "still broken"
     status, folder = train("run")
-    assert status == 0 and rows_of(folder) == rows_of(whole)
+    assert status == 0 and metrics_without_clock(folder.path) == metrics_without_clock(whole.path)
     assert failures_of(folder) == []
 
 
@@ -201,16 +198,18 @@ def test_past_the_share_a_run_stops_with_status_4_and_resumes_as_if_nothing_had_
 def test_a_validation_that_fails_is_not_scored_as_zero(train, capsys):
     _, whole = train("whole")
     status, folder = train("one", fault="raise", splits=("val",), seeds=(123,), call="names")
-    last = rows_of(folder)[-1]
+    last = metrics_without_clock(folder.path)[-1]
     assert status == 0 and last["val-env/failed_groups"] == last["val-env/failed/raised"] == 1
     assert "random and optimal success of Line are unknown" in capsys.readouterr().out
     assert "val-env/Line/random" not in last and 0 <= last["val-env/Line/success"] <= 1
     assert {one["kind"] for one in failures_of(folder)} == {"val", "val-greedy"}
     status, folder = train("all", fault="exit", splits=("val",))
-    assert status == 4 and [row["step"] for row in rows_of(folder)] == [1, 2]
+    assert status == 4 and [row["step"] for row in metrics_without_clock(folder.path)] == [1, 2]
     assert (folder.path / "global_step_3").is_dir() and not folder.finished_path.exists()
     status, folder = train("all")
-    assert status == 0 and rows_of(folder) == rows_of(whole), "the weights were saved, and are validated now"
+    assert status == 0 and metrics_without_clock(folder.path) == metrics_without_clock(whole.path), (
+        "the weights were saved, and are validated now"
+    )
 
 
 @pytest.mark.slow
@@ -242,12 +241,12 @@ def test_two_workers_agree_on_what_to_drop(tmp_path):
     """A failure on one of them neither hangs nor splits them."""
     faults = "custom_envs.Line.env_config={fault: raise, seeds: [10005], splits: [train]}"
     code, together = launch(tmp_path / "together", faults)
-    assert code == 0 and [row["step"] for row in rows_of(together)] == [1, 2, 3]
+    assert code == 0 and [row["step"] for row in metrics_without_clock(together.path)] == [1, 2, 3]
     expected = {"rollout/failed_groups": 1, "rollout/failed/raised": 1, "rollout/filter_kept_count": 3}
-    assert {name: rows_of(together)[1][name] for name in expected} == expected
+    assert {name: metrics_without_clock(together.path)[1][name] for name in expected} == expected
     assert [one["attempt"] for one in failures_of(together)] == [1, 2]
     code, stopped = launch(tmp_path / "stopped", faults.replace("[10005]", "[10008, 10009, 10010]"))
-    assert code == 4 and (stopped.path / "global_step_2").is_dir() and len(rows_of(stopped)) == 2
+    assert code == 4 and (stopped.path / "global_step_2").is_dir() and len(metrics_without_clock(stopped.path)) == 2
 
 
 def launch(path, *more):

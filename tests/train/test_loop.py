@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from without_clock import metrics_without_clock
 
 from ragen.algo.filter import METRICS
 from ragen.config.compose import resolve
@@ -36,10 +37,8 @@ def run(folder, *words):
     return RunFolder(train(config).folder)
 
 
-def rows(folder, without=("timing_s/", "perf/")):
-    return [
-        {key: value for key, value in row.items() if not key.startswith(without)} for row in folder.read_metrics().rows
-    ]
+def rows(folder):
+    return metrics_without_clock(folder.path)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,13 @@
 """A loss or a gradient that is not finite: the optimizer step is skipped, counted and stored."""
 
 import copy
-import json
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 from tiny import TINY
+from without_clock import metrics_without_clock
 
 from ragen.config.compose import resolve
 from ragen.model.load import find_model, load_model
@@ -96,13 +96,7 @@ def test_a_spoilt_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
         Poison(patch, "actor", math.nan)
         broken = trainer.train(config_of(tmp_path / "broken", *saving, "trainer.total_training_steps=2")).folder
     assert trainer.train(config_of(broken, *saving)).folder == broken
-    left, right = (
-        [
-            {name: value for name, value in json.loads(line).items() if not name.startswith(("timing_", "perf/"))}
-            for line in (folder / "metrics.jsonl").read_text().splitlines()
-        ]
-        for folder in (unbroken, broken)
-    )
+    left, right = map(metrics_without_clock, (unbroken, broken))
     assert left == right and len(left) == 3
     for part in ("actor/model", "actor_optimizer/optimizer", "critic/model", "critic_optimizer/optimizer"):
         name = f"global_step_3/{part}.safetensors"
