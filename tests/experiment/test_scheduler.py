@@ -524,6 +524,15 @@ def test_an_interrupt_reaches_the_child_which_may_end_in_its_own_way():
     assert interrupted_child(code, grace=60.0)["status"] == 130
 
 
+def test_an_interrupt_before_the_child_runs_is_not_lost(monkeypatch):
+    """It comes while the job is handed to the guard."""
+    dumps = json.dumps
+    monkeypatch.setattr(json, "dumps", lambda value: (signal.raise_signal(signal.SIGINT), dumps(value))[1])
+    ended = run_process.run_child(a_job("import time; time.sleep(600)"))
+    assert "error" in ended or ended["status"] != 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_child_that_does_not_end_is_killed():
     code = "signal.signal(signal.SIGINT, signal.SIG_IGN)\npathlib.Path('ready').touch()\ntime.sleep(600)"
     assert interrupted_child(code, grace=0.2)["status"] == -signal.SIGKILL

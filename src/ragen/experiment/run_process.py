@@ -4,8 +4,8 @@
     ended["status"]                     # its exit status; negative: the signal that killed it
 
 Between the watcher and the child stands a guard (`run_guard.py`), which reads from a pipe. A message asks the child to
-end (SIGINT, or SIGTERM if the file `job["terminate"]` exists; time to save; then SIGKILL); a KeyboardInterrupt in
-`run_child` sends it, and the function still returns how the child ended. The end of the pipe means that the watcher is
+end (SIGINT, or SIGTERM if the file `job["terminate"]` exists; time to save; then SIGKILL); a SIGINT during `run_child`
+sends it, and the function still returns how the child ended. The end of the pipe means that the watcher is
 gone: the child is killed at once, with everything that it has started. If the guard is killed the child dies with it,
 and `run_child` returns when it has: `lost`. This module is sent to nodes that have no ragen: standard library only.
 """
@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -62,8 +62,33 @@ def lock_path(log: Path) -> Path:
 
 def run_child(job: Job, on_pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Run a child to its end, and `on_pause` meanwhile: `status`, `started`, `ended`; or `error` if there is none."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs so: Ray cannot cancel
+    with _taken_interrupts() as interrupts:
+        answer = _watch(job, interrupts, on_pause)
+        if answer:
+            return json.loads(answer)
+        _wait_for_the_end(os.path.join(job["folder"], job["lock"]))
+    return {"error": "the guard of the run was killed, and the run with it", "lost": True}
+
+
+@contextlib.contextmanager
+def _taken_interrupts() -> Iterator[list[int]]:
+    """A list that SIGINT is added to: a KeyboardInterrupt could come where nothing catches it.
+
+    Shells start background jobs with SIGINT ignored, and Ray could not cancel those. Threads get no signals.
+    """
+    interrupts: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)  # None: one of C code
+
+
+def _watch(job: Job, interrupts: list[int], on_pause: Callable[[], None]) -> bytes:
+    """Start the guard, pass interrupts on, and return its answer; empty if it was killed."""
     terminate = os.path.join(job["folder"], job["terminate"])
     pipe = subprocess.PIPE  # not buffered: the guard may be killed at any moment
     with subprocess.Popen(
@@ -73,19 +98,15 @@ def run_child(job: Job, on_pause: Callable[[], None] = lambda: None) -> dict[str
         _tell(guard.stdin, json.dumps(job))
         answer = b""
         while True:
-            try:
-                on_pause()
-                if select.select([guard.stdout], [], [], PAUSE)[0]:
-                    part = os.read(guard.stdout.fileno(), 1 << 16)
-                    if not part:
-                        break
-                    answer += part
-            except KeyboardInterrupt:
+            if interrupts:
+                interrupts.pop()
                 _tell(guard.stdin, "terminate" if os.path.exists(terminate) else "stop")
-    if answer:
-        return json.loads(answer)
-    _wait_for_the_end(os.path.join(job["folder"], job["lock"]))
-    return {"error": "the guard of the run was killed, and the run with it", "lost": True}
+            on_pause()
+            if select.select([guard.stdout], [], [], PAUSE)[0]:
+                part = os.read(guard.stdout.fileno(), 1 << 16)
+                if not part:
+                    return answer
+                answer += part
 
 
 def _tell(guard: IO[bytes], text: str) -> None:
@@ -97,15 +118,14 @@ def _wait_for_the_end(lock: str) -> None:
     """A killed process takes a moment to free its memory and devices."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        with contextlib.suppress(KeyboardInterrupt):
-            try:
-                with open(lock, "rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return
-            except FileNotFoundError:
-                return
-            except BlockingIOError:
-                time.sleep(PAUSE)
+        try:
+            with open(lock, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        except FileNotFoundError:
+            return
+        except BlockingIOError:
+            time.sleep(PAUSE)
 
 
 def gpu_names(python: str, devices: Sequence[str]) -> list[str]:
