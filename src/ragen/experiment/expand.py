@@ -7,7 +7,7 @@ Only what a name needs is resolved here; `check.py` resolves every run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ragen.store.sweep_results import Cell
 
 ALL = "all"  # as a number of GPUs: those that are listed
 NONE = "none"  # of the statuses to skip
+MakeVariables = Callable[[Mapping[str, Any], tuple[str, ...]], Variables]  # from values and the start of a run
 SEED_STRIDE = 1_000_000  # between the training seeds of two repetitions: no level is in both
 STATUSES = ("success", "early_stopped", "fail")
 EXPERIMENT_OWNS = {
@@ -84,35 +85,16 @@ def _expand(spec: Spec, options: Options) -> Plan:
     if checkpoint is not None:
         shared["checkpoint"] = checkpoint.value
         notes += checkpoint.notes(options.steps)
-    points: dict[str, list[str]] = {}  # label -> its values
-    headings: dict[str, str] = {}
-    labelled: dict[tuple[str, ...], dict[str, labels.Label]] = {}  # by start
-    cells, reference = [], None
-    for grid in _grids(spec, shared, texts):
-        headings |= {grid.group: grid.heading} if grid.heading else {}
-        for values in product(*grid.axes.values()):
-            point = dict(zip(grid.axes, values, strict=True))
-            for cell in _cells(spec, options, grid, shared | fixed | grid.fixed, point, variables):
-                points.setdefault(cell.label, []).append(", ".join(map(str, values)))
-                if spec.reference is not None and len(values) == 1 and same_value(values[0].text, spec.reference):
-                    reference = reference or cell.setting
-                cells.append(cell)
-            start, of_point = _labels(spec, shared | fixed | grid.fixed, point, variables)
-            labelled.setdefault(start, {}).update(of_point)
-    labels.check(spec, texts, labelled, options.overrides)
-    for label, same in points.items():
-        if len(same) > 1:
-            both = " and ".join(same[:2])
-            raise ConfigError(f"{both} have one label, {label}: their runs would share a directory; keep one of them")
+    grids = list(_grids(spec, shared | fixed, texts))
+    points = [_Point(grid, values) for grid in grids for values in product(*grid.axes.values())]
+    runs = [(point, cell) for point in points for cell in _cells(spec, options, point, variables)]
+    _check_labels(spec, texts, points, options.overrides, variables)
+    _check_labels_differ(runs)
+    cells = [cell for _, cell in runs]
     kept = [cell for cell in cells if not options.only or _names(cell) & set(options.only)]
     if options.gpus is not None:
         devices.check(options.gpus, options.gpus_per_exp, kept)
-    sizes = {cell.num_gpus for cell in kept}
-    gpus_per_exp = sizes.pop() if len(sizes) == 1 else 1
-    max_parallel = 1 if "parallel" in shared and not shared["parallel"].text else options.max_parallel
-    if "max_parallel" in shared:
-        max_parallel = count(shared["max_parallel"].text, "--max-parallel")
-    options = replace(options, gpus_per_exp=gpus_per_exp, max_parallel=max_parallel)
+    options = _with_slots(options, shared, kept)
     common = variables(shared | fixed, cells[0].start)
     fields = [entry.partition("=")[0] for entry in spec.fields] + spec.timings + (["seed"] if options.seeds else [])
     return Plan(
@@ -126,8 +108,8 @@ def _expand(spec: Spec, options: Options) -> Plan:
         options=options,
         source=spec.source,
         all_cells=tuple(cells),
-        reference=reference,
-        headings=headings,
+        reference=next((cell.setting for point, cell in runs if point.is_value(spec.reference)), None),
+        headings={grid.group: grid.heading for grid in grids if grid.heading},
         append_summary=spec.always_resume,
         wandb_mode=spec.wandb_mode,
         train_environment=dict(spec.environment),
@@ -255,19 +237,41 @@ class _Grid:
 
     axes: dict[str, list[Value]]
     name: str
+    known: Mapping[str, Any]  # variables that are the same at all its points
     group: str = ""
-    fixed: dict[str, Value] = field(default_factory=dict)
     heading: str = ""
 
 
-def _grids(spec: Spec, shared: Mapping[str, Any], texts: Mapping[str, str]) -> Iterator[_Grid]:
+@dataclass(frozen=True)
+class _Point:
+    """One value for each axis of a grid: a run, or its repetitions."""
+
+    grid: _Grid
+    values: tuple[Value, ...]
+
+    @property
+    def swept(self) -> dict[str, Value]:
+        return dict(zip(self.grid.axes, self.values, strict=True))
+
+    def is_value(self, text: str | None) -> bool:
+        """Whether it is this value of the only axis."""
+        return text is not None and len(self.values) == 1 and same_value(self.values[0].text, text)
+
+    def variables(self, spec: Spec) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Its variables, and what `ragen train` gets first."""
+        axes = "_".join(f"{name}_{value}" for name, value in self.swept.items())
+        values = {**self.grid.known, **self.swept, "axes": axes}
+        return values, tuple(map(Variables(values, spec.derived, None).fill, spec.start))
+
+
+def _grids(spec: Spec, known: Mapping[str, Any], texts: Mapping[str, str]) -> Iterator[_Grid]:
     if spec.search.groups:
         searched = search.grid(spec, texts)
-        axes = {name: [_value(spec.options[name], text, shared) for text in one] for name, one in searched.items()}
-        yield _Grid(axes, spec.name, str(shared["search_group"]))
+        axes = {name: [_value(spec.options[name], text, known) for text in one] for name, one in searched.items()}
+        yield _Grid(axes, spec.name, known, str(known["search_group"]))
         return
     lists = {
-        variable: _values(option, texts.get(variable, option.default or ""), shared)
+        variable: _values(option, texts.get(variable, option.default or ""), known)
         for variable, option in {**spec.options, **spec.values}.items()
         if option.is_list and variable != "skip_statuses"
     }
@@ -275,13 +279,14 @@ def _grids(spec: Spec, shared: Mapping[str, Any], texts: Mapping[str, str]) -> I
         for name in spec.axes:
             if name not in lists:
                 raise ConfigError(f"{spec.id}: the axis {name} is not a variable with a list of values")
-        yield _Grid({name: lists[name] for name in spec.axes}, spec.name)
+        yield _Grid({name: lists[name] for name in spec.axes}, spec.name, known)
         return
     wanted = [choose(value.text, spec.groups, "--groups") for value in lists["groups"]]
     for number, group in spec.groups.items():
         if number in wanted:
-            fixed = {name: _value(spec.values[name], text, shared) for name, text in group.set.items()}
-            yield _Grid({name: lists[name] for name in group.axes}, group.name, number, fixed, group.heading)
+            fixed = {name: _value(spec.values[name], text, known) for name, text in group.set.items()}
+            axes = {name: lists[name] for name in group.axes}
+            yield _Grid(axes, group.name, {**known, **fixed}, number, group.heading)
 
 
 def _values(option: OptionSpec, text: str, known: Mapping[str, Any]) -> list[Value]:
@@ -295,17 +300,15 @@ def _values(option: OptionSpec, text: str, known: Mapping[str, Any]) -> list[Val
 def _cells(
     spec: Spec,
     options: Options,
-    grid: _Grid,
-    known: Mapping[str, Any],
-    point: Mapping[str, Value],
-    make_variables: Callable[[Mapping[str, Any], tuple[str, ...]], Variables],
+    point: _Point,
+    make_variables: MakeVariables,
 ) -> Iterator[Cell]:
     """The runs of one point of a grid, one for each seed."""
-    values, start = _point(spec, known, point)
+    values, start = point.variables(spec)
     variables = make_variables(values, start)
-    name = variables["name"] = variables.fill(grid.name)
+    name = variables["name"] = variables.fill(point.grid.name)
     label = variables.fill(spec.label)
-    templates = [*spec.overrides, *(template for value in point.values() for template in value.overrides)]
+    templates = [*spec.overrides, *(template for value in point.values for template in value.overrides)]
     for seed in [None] if options.seeds is None else range(options.seeds):
         end = "" if seed is None else f"-s{seed}"
         variables = make_variables({**values, "name": name + end}, start)
@@ -325,7 +328,7 @@ def _cells(
         yield Cell(
             name=name + end,
             label=label + end,
-            group=grid.group,
+            group=point.grid.group,
             start=start,
             overrides=tuple(overrides),
             num_gpus=num_gpus,
@@ -339,21 +342,40 @@ def _cells(
         )
 
 
-def _point(spec: Spec, known: Mapping[str, Any], point: Mapping[str, Value]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The variables of a point of a grid, and what `ragen train` gets first."""
-    values = {**known, **point, "axes": "_".join(f"{name}_{value}" for name, value in point.items())}
-    return values, tuple(map(Variables(values, spec.derived, None).fill, spec.start))
-
-
-def _labels(
+def _check_labels(
     spec: Spec,
-    known: Mapping[str, Any],
-    point: Mapping[str, Value],
-    make_variables: Callable[[Mapping[str, Any], tuple[str, ...]], Variables],
-) -> tuple[tuple[str, ...], dict[str, labels.Label]]:
-    """What the labels of a point's runs speak of, and the start of these runs."""
-    values, start = _point(spec, known, point)
-    return start, labels.labels_of(spec, point, spec.overrides, make_variables(values, start))
+    texts: Mapping[str, str],
+    points: Sequence[_Point],
+    overrides: Sequence[str],
+    make_variables: MakeVariables,
+) -> None:
+    """No override may contradict the label of a run."""
+    by_start: dict[tuple[str, ...], dict[str, labels.Label]] = {}
+    for point in points:
+        values, start = point.variables(spec)
+        found = labels.labels_of(spec, point.swept, spec.overrides, make_variables(values, start))
+        by_start.setdefault(start, {}).update(found)
+    labels.check(spec, texts, by_start, overrides)
+
+
+def _check_labels_differ(runs: Sequence[tuple[_Point, Cell]]) -> None:
+    """Each run has its own label."""
+    points: dict[str, list[_Point]] = {}
+    for point, cell in runs:
+        points.setdefault(cell.label, []).append(point)
+    for label, same in points.items():
+        if len(same) > 1:
+            both = " and ".join(", ".join(map(str, point.values)) for point in same[:2])
+            raise ConfigError(f"{both} have one label, {label}: their runs would share a directory; keep one of them")
+
+
+def _with_slots(options: Options, shared: Mapping[str, Any], cells: Sequence[Cell]) -> Options:
+    """The options with the size of a slot, and how many runs there may be at once."""
+    sizes = {cell.num_gpus for cell in cells}
+    max_parallel = 1 if "parallel" in shared and not shared["parallel"].text else options.max_parallel
+    if "max_parallel" in shared:
+        max_parallel = count(shared["max_parallel"].text, "--max-parallel")
+    return replace(options, gpus_per_exp=sizes.pop() if len(sizes) == 1 else 1, max_parallel=max_parallel)
 
 
 def _num_gpus(spec: Spec, options: Options, variables: Variables) -> int:

@@ -26,10 +26,12 @@ from ragen.experiment.results import changed_settings
 from ragen.experiment.spec import Spec, load
 from ragen.experiment.template import Variables, choose, make
 from ragen.store.fsync import write_whole
+from ragen.store.reading import read_json
 from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import Cell, recorded_cells
 
 SCORE = "val-env/reward"
+SEARCH_AGAIN = "delete it and run its group again"
 
 
 def grid(spec: Spec, settings: Mapping[str, str]) -> dict[str, list[str]]:
@@ -102,17 +104,14 @@ def _found(spec: Spec, group: str, path: Path, given: Mapping[str, str], options
     best = stored["best"]
     for name in parameters:
         if name not in best:
-            raise ConfigError(f"{path} has no {name}: delete it and run its group again")
+            raise ConfigError(f"{path} has no {name}: {SEARCH_AGAIN}")
     return {name: make(one.kind, str(best[name]), f"{path}: {name}").text for name, one in parameters.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): delete it and run its group again") from error
-    if not isinstance(stored, dict) or not isinstance(stored.get("best"), dict):
-        raise ConfigError(f"{path} holds no result of a search: delete it and run its group again")
+    stored = read_json(path, fix=SEARCH_AGAIN) or {}
+    if not isinstance(stored.get("best"), dict):
+        raise ConfigError(f"{path} holds no result of a search: {SEARCH_AGAIN}")
     return stored
 
 
