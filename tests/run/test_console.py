@@ -9,8 +9,9 @@ from made_up_runs import make_episode, make_turn, validation_metrics
 from rich.cells import cell_len
 from rich.console import Console
 
-from ragen.format import compact, duration, percent, short
-from ragen.run.console import LiveConsole, PlainConsole, make_console, short_step_line, sparkline, step_line
+from ragen.format import compact, duration, percent, short, sparkline
+from ragen.run.console import LiveConsole, PlainConsole, make_console
+from ragen.run.step_line import short_step_line, step_line
 from ragen.store.episodes import episode_record
 
 SUMMARY = validation_metrics(0.451, 0.408, 0.494, random=0.195, optimal=1.0, greedy_success=0.52)

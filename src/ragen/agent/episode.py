@@ -33,7 +33,7 @@ def take_turn(
     """Execute the actions that a reply names.
 
     `well_formed` is False for a reply that broke the format or was cut off: it costs the format penalty, whatever its
-    actions. Raises `env.failure.WrongValue` where a step returns something other than a transition with a finite reward.
+    actions. Raises `env.failure.WrongValue` where a step returns anything but a transition with a finite reward.
     """
     assert not episode.finished, f"the episode ended by {episode.ended_by}"
     assert len(action_texts) <= rules.max_actions_per_turn, "parse_reply keeps at most max_actions_per_turn"

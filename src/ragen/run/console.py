@@ -22,7 +22,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from os import PathLike
 from typing import Any, TextIO
 
@@ -37,32 +36,14 @@ from rich.text import Text
 from ragen.format import compact, duration, harmless, percent, short, sparkline
 from ragen.run.episode_view import EpisodeView
 from ragen.run.filter_words import filter_words
-from ragen.run.sinks import numbers
+from ragen.run.step_line import short_step_line, step_line
+from ragen.run.validation_view import VALIDATION, ShownValidation, Summary, number
 from ragen.terminal import Screen
 
-Summary = Mapping[str, Any]
-
-VALIDATION = "val-env/"
 REFRESH_PER_SECOND = 4
 SPARK_STEPS = 200  # training steps that the small curve shows, at most
 MAX_TAGS = 4
 LABEL_WIDTH = 11
-LONGEST_LINE = 200  # of a step, where the output is not a terminal
-FOLLOWED = (  # metrics of that line, the most important first
-    "val-env/*/success",
-    "train/*/success",
-    "train/reward",
-    "train/loss",
-    "val/loss",
-    "actor/entropy",
-    "actor/grad_norm",
-    "rollout/filter_kept_ratio",
-    "timing_s/step",
-    "actor/kl_loss",
-    "critic/vf_loss",
-    "train/format_valid",
-    "health/num_warnings",
-)
 WIDE = 100  # columns from which the episode stands beside the numbers, not below them
 BORDER = 4  # columns of the panel's frame
 BETWEEN = " │ "
@@ -77,14 +58,14 @@ def make_console(
     title: str = "",
     first_step: int = 0,
     all_metrics: bool = False,
-    filter_rule: tuple[str, bool] = ("reward_variance", True),
+    describe_filter: Callable[[Summary], str] = filter_words,
     screen: RichConsole | None = None,
 ) -> "PlainConsole | LiveConsole":
     """The view that suits where the output goes. `first_step`: steps that a resumed run already has behind it;
-    `filter_rule`: the filter's metric, and whether it keeps the largest."""
+    `describe_filter` says in words what the filter did, from the metrics of a step."""
     screen = screen or Screen()
     if "console" in logger_names and screen.is_terminal and not screen.is_dumb_terminal:
-        return LiveConsole(total_steps, str(run_folder), title, first_step, screen, filter_rule=filter_rule)
+        return LiveConsole(total_steps, str(run_folder), title, first_step, screen, describe_filter=describe_filter)
     return PlainConsole(str(run_folder), all_metrics=all_metrics)
 
 
@@ -140,14 +121,14 @@ class LiveConsole(PlainConsole):
         first_step: int,
         screen: RichConsole,
         clock: Callable[[], float] = time.monotonic,
-        filter_rule: tuple[str, bool] = ("reward_variance", True),
+        describe_filter: Callable[[Summary], str] = filter_words,
     ):
         super().__init__(run_folder)
         self._screen = screen
         self._title = title
         self._total = total_steps
         self._clock = clock
-        self._filter_rule = filter_rule
+        self._describe_filter = describe_filter
         self._episode: EpisodeView | None = None
         self._episode_time = clock()
         self._first = self._step = first_step
@@ -158,7 +139,7 @@ class LiveConsole(PlainConsole):
         self._is_stopped = False  # by a rule
         self._is_over = False
         self._successes: deque[float] = deque(maxlen=SPARK_STEPS)
-        self._validations: dict[str, _Validation] = {}
+        self._validations: dict[str, ShownValidation] = {}
         self._live = Live(
             get_renderable=self.render,
             console=screen,
@@ -193,7 +174,7 @@ class LiveConsole(PlainConsole):
     def validation(self, step: int, summary: Summary) -> None:
         tags = _tags(summary, VALIDATION)
         for tag in tags:
-            now = _Validation(step, tag, summary)
+            now = ShownValidation(step, tag, summary)
             now.start = self._validations[tag].start if tag in self._validations else now.success
             self._validations[tag] = now
             self._screen.print(now.line(named=len(tags) > 1))
@@ -304,7 +285,7 @@ class LiveConsole(PlainConsole):
     def _filter(self, inside: int) -> list[Text]:
         """How many groups were worth an update, and why the others were not. Always as many lines as may be needed."""
         room = inside - LABEL_WIDTH
-        words = Text(filter_words(self._metrics, *self._filter_rule))
+        words = Text(self._describe_filter(self._metrics))
         if words.plain.startswith(("kept none", "kept no ")):
             words.stylize("bold red", 0, len(words.plain.partition(";")[0]))
         num_lines = next(num for least, num in FILTER_LINES if room >= least)
@@ -317,9 +298,9 @@ class LiveConsole(PlainConsole):
         return [_label("filter" if index == 0 else "").append_text(line) for index, line in enumerate(shown)]
 
     def _health(self, inside: int) -> Iterator[Text]:
-        speed = _number(self._metrics, "perf/tokens_per_s")
+        speed = number(self._metrics, "perf/tokens_per_s")
         shown = {"reward": "train/reward", "spread": "rollout/in_group_reward_std", "entropy": "actor/entropy"}
-        cells = [(name, short(_number(self._metrics, key))) for name, key in shown.items()]
+        cells = [(name, short(number(self._metrics, key))) for name, key in shown.items()]
         cells.append(("tokens/s", "–" if speed is None else compact(speed)))
         each = 2 if inside < 72 else 4
         for start in range(0, len(cells), each):
@@ -330,88 +311,7 @@ class LiveConsole(PlainConsole):
             yield text
 
 
-class _Validation:
-    """The last validation of one environment."""
-
-    def __init__(self, step: int, tag: str, summary: Summary):
-        def read(name: str) -> float | None:
-            return _number(summary, f"{VALIDATION}{tag}/{name}")
-
-        self.step, self.tag = step, tag
-        self.success = read("success")
-        self.low, self.high = read("success_low"), read("success_high")
-        self.greedy = read("greedy_success")
-        self.random, self.optimal = read("random"), read("optimal")
-        self.start: float | None = None  # the success of the first validation
-
-    def interval(self) -> str:
-        if self.low is None or self.high is None:
-            return ""
-        return f" [{100 * self.low:.1f}, {100 * self.high:.1f}]"
-
-    def text(self, room: int) -> Text:
-        text = Text(percent(self.success), "bold green").append(self.interval())
-        step = f" step {self.step}"
-        return text.append(step if len(text) + len(step) <= room else f" @{self.step}", "dim")
-
-    def legend(self, room: int) -> Text:
-        full, brief = Text(style="dim"), Text(style="dim")
-        for symbol, name, value in (("r", "random", self.random), ("o", "optimal", self.optimal)):
-            if value is not None:
-                full.append(symbol, "bold yellow").append(f" {name} {percent(value)}  ")
-                brief.append(symbol, "bold yellow").append(f" {percent(value)}  ")
-        full.rstrip()
-        brief.rstrip()
-        return full if len(full) <= room else brief
-
-    def gauge(self, width: int) -> Text:
-        """Success on a line from 0 to 100 %: ● now, ━ its interval, ○ at the start, r random and o optimal play."""
-        cells: list[tuple[str, str]] = [("─", "bright_black")] * width
-
-        def place(value: float | None) -> int | None:
-            return None if value is None or not math.isfinite(value) else round(min(1.0, max(0.0, value)) * (width - 1))
-
-        low, high = place(self.low), place(self.high)
-        if low is not None and high is not None:
-            cells[low : high + 1] = [("━", "green")] * (high + 1 - low)
-        marks = (
-            (self.random, "r", "bold yellow"),
-            (self.optimal, "o", "bold yellow"),
-            (self.start, "○", "green"),
-            (self.success, "●", "bold green"),
-        )
-        for value, symbol, style in marks:
-            position = place(value)
-            if position is not None:
-                cells[position] = (symbol, style)
-        return Text.assemble(*cells)
-
-    def line(self, named: bool) -> Text:
-        """What stays in the scroll-back."""
-        text = Text(f"step {self.step:>4}  ", "dim").append(f"{self.tag if named else 'validation'} ", "not dim")
-        text.append(percent(self.success), "not dim bold").append(self.interval())
-        if self.greedy is not None:
-            text.append(f"  greedy {percent(self.greedy)}", "dim")
-        return text
-
-
 # --- metrics ------------------------------------------------------------------------------------------------------
-
-
-def step_line(step: int, metrics: Mapping[str, Any]) -> str:
-    """`step:10 - actor/entropy:0.4123 - …`: numbers only, one line, whatever a metric is called."""
-    return " - ".join([f"step:{step}", *(f"{key}:{short(value)}" for key, value in numbers(metrics).items())])
-
-
-def short_step_line(step: int, metrics: Mapping[str, Any]) -> str:
-    """`step_line` with the metrics that people follow, as many as fit."""
-    values = numbers(metrics)
-    followed = [key for pattern in FOLLOWED for key in values if fnmatchcase(key, pattern)]
-    line = f"step:{step}"
-    for key in dict.fromkeys(followed or values):
-        item = f" - {key}:{short(values[key])}"
-        line += item if len(line) + len(item) <= LONGEST_LINE else ""
-    return line
 
 
 def _tags(metrics: Mapping[str, Any], prefix: str) -> list[str]:
@@ -420,14 +320,9 @@ def _tags(metrics: Mapping[str, Any], prefix: str) -> list[str]:
 
 
 def _train_success(metrics: Mapping[str, Any]) -> float | None:
-    found = [_number(metrics, f"train/{tag}/success") for tag in _tags(metrics, "train/")]
+    found = [number(metrics, f"train/{tag}/success") for tag in _tags(metrics, "train/")]
     values = [value for value in found if value is not None]
     return sum(values) / len(values) if values else None
-
-
-def _number(metrics: Mapping[str, Any], key: str) -> float | None:
-    value = metrics.get(key)
-    return None if value is None else float(value)
 
 
 # --- text ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ Of several workers only the first logs; the others have a `NullLogger`.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ragen.env.registry import make
 from ragen.report.run_report import write_report
 from ragen.report.verdict import read_verdict
 from ragen.run.console import PlainConsole, make_console
+from ragen.run.filter_words import filter_words
 from ragen.run.next_steps import last_lines
 from ragen.run.sinks import Sink, make_sinks
 from ragen.store import json_lines
@@ -153,7 +154,9 @@ def run_logger(config: Config, decision: Decision) -> Iterator[RunLogger]:
     options: dict[str, Any] = {"all_metrics": config.trainer.console_metrics == "all"}
     if config.rl_or_sft == "rl":
         rollout = config.actor_rollout_ref.rollout
-        options["filter_rule"] = (rollout.rollout_filter_metric, rollout.rollout_filter_type == "largest")
+        options["describe_filter"] = partial(
+            filter_words, metric=rollout.rollout_filter_metric, largest=rollout.rollout_filter_type == "largest"
+        )
     with make_console(total, config.trainer.logger, folder.path, title=title, first_step=first, **options) as console:
         folder.write_config(config)
         for name in (GROUP_TABLE, GRADIENT_TABLE):

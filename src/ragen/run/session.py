@@ -25,9 +25,9 @@ from ragen.distributed.workers import Workers
 from ragen.env.failure import TooManyFailures
 from ragen.run import memory
 from ragen.run.clock import Clock, Totals
-from ragen.run.console import step_line
 from ragen.run.interrupt import Interrupt, Preempted
 from ragen.run.run_logger import NullLogger, run_logger
+from ragen.run.step_line import step_line
 from ragen.store import manifest
 from ragen.store.fsync import append_lines, write_whole
 from ragen.store.json_lines import decode, encode

@@ -30,9 +30,9 @@ from ragen.format import percent
 from ragen.model.load import Source, find_model, load_model
 from ragen.rollout.collect import World
 from ragen.run.clock import Clock
-from ragen.run.console import step_line
 from ragen.run.progress import progress
 from ragen.run.session import Run, Session, joined, session
+from ragen.run.step_line import step_line
 from ragen.sft.data import AnswerRow, Data, Lesson, make_data, write_data
 from ragen.sft.output_dir import choose_output
 from ragen.sft.tokens import num_answers
