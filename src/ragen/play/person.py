@@ -106,8 +106,8 @@ class Player:
 
 def _command(level: PlayedLevel, answer: str) -> str:
     """The command that an answer is, or empty: one letter, with a colon where any text is an action."""
-    letter = answer if level.actions else answer.removeprefix(":") if answer.startswith(":") else ""
-    return letter if letter and letter in COMMANDS and len(letter) == 1 else ""
+    commands = {letter if level.actions else f":{letter}": letter for letter in COMMANDS}
+    return commands.get(answer, "")
 
 
 def _word_of(level: PlayedLevel, answer: str) -> str | None:
