@@ -246,9 +246,8 @@ def other_process(tmp_path_factory, request):
         parts = make_parts(getattr(torch, dtype), step=3)
         train(parts, 3)
         CheckpointStore(folder / dtype).save(3, parts)
-    subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, os.path.dirname(__file__), str(folder), str(request.param)], check=True
-    )
+    command = [sys.executable, "-c", ELSEWHERE, os.path.dirname(__file__), str(folder), str(request.param)]
+    subprocess.run(command, check=True, timeout=500)
     return folder, json.loads((folder / "outcome.json").read_text())
 
 
