@@ -1,6 +1,6 @@
 """Set-up: scripts/bootstrap.py finds or makes the environment, and the entry scripts use it. No network is needed.
 
-bootstrap.py works on the checkout it lies in, so each test loads a copy from a checkout of its own, in which the two
+bootstrap.py works on the checkout it lies in, so each test loads a copy from its own checkout, in which the two
 slow steps, `python -m venv` and pip, are replaced by recorders.
 """
 

@@ -1,4 +1,4 @@
-"""The tables of keys in docs/coming-from-verl.md: every key with its default, and what became of it.
+"""The tables of keys in docs/coming-from-verl.md: every key with its default, and how it compares with theirs.
 
     PYTHONPATH=src .venv/bin/python scripts/docs/keys.py             # writes them into the page
     PYTHONPATH=src .venv/bin/python scripts/docs/keys.py --check     # exit status 1 if the page is not up to date
@@ -84,7 +84,7 @@ def tag_rows() -> Iterator[str]:
 
 
 def status(key: str, value: Any) -> str:
-    """What became of a key."""
+    """How a key compares with the published one."""
     if reason := keys.no_effect(key):
         return f"no effect: {reason}"
     if feature := _features().get(key.removesuffix(".num_cpus")):

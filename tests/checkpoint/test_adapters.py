@@ -284,7 +284,7 @@ def test_an_adapter_is_not_filled_from_full_weights(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_another_family_is_saved_restored_and_merged(tmp_path, dtype):
-    """Qwen3 goes through the Hugging Face module. In bf16 the optimizer has weights of its own."""
+    """Qwen3 goes through the Hugging Face module. In bf16 the optimizer has its own weights."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=622, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,

@@ -224,7 +224,7 @@ def test_any_tensors_are_read_back_by_the_library(tmp_path_factory, described):
     assert all(header[name]["data_offsets"][0] % tensor.itemsize == 0 for name, tensor in tensors.items())
 
 
-# --- going on -----------------------------------------------------------------------------------------------------
+# --- resuming -----------------------------------------------------------------------------------------------------
 
 DTYPES_OF_RUNS = ("float32", "bfloat16")
 ELSEWHERE = """
@@ -779,7 +779,7 @@ def test_a_file_system_that_does_not_tell_its_size_is_tried(saved, monkeypatch):
 @pytest.mark.parametrize("limit", [0, 100, 5_000, 30_000])
 @pytest.mark.parametrize("config", [Qwen2Config, Qwen3Config])
 def test_a_write_that_the_system_refuses(saved, limit, config):
-    """The system's own limit on the size of files: whoever writes, some write fails."""
+    """The system's own limit on the size of files: some write fails, whichever it is."""
     store, before = saved
     parts = Parts(make_part(config(**SIZES)), state={"text": "x" * 200})
     train(parts, 1)

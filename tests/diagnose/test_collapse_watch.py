@@ -1,4 +1,4 @@
-"""Collapse metrics in a run: when they are measured, what is told, and that a resumed run goes on as if unbroken."""
+"""Collapse metrics in a run: when they are measured, what is logged, and that a resumed run equals an unbroken one."""
 
 import json
 from functools import cache

@@ -250,7 +250,7 @@ def test_out_of_memory_says_what_to_lower(tmp_path, monkeypatch, capsys):
 
 
 def test_to_begin_anew_forgets_every_model_at_once(tmp_path, monkeypatch):
-    """What is then interrupted goes on without `fresh`: nothing older may come back for a model that had not begun."""
+    """Interrupted, it resumes without `fresh`: nothing older may come back for a model that had not begun."""
     models = (POCKET, LocalModel("pocket-blank", "blank"))
     made = plan(tmp_path, models=models, episodes=2)
     evaluate(replace(made, keep_journal=True), lambda text: None, NOW)

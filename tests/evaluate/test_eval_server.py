@@ -24,7 +24,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 class Talk:
-    """A conversation of so many turns that keeps everything it hears."""
+    """A conversation of a fixed number of turns that keeps everything it hears."""
 
     def __init__(self, turns=1, prefix="<think>"):
         self.chat, self.turns, self.prefix = CharacterChat(), turns, prefix
@@ -228,7 +228,7 @@ def test_a_server_that_refuses_prefill_gets_none_and_the_opening_is_not_doubled(
     ],
 )
 def test_a_server_that_ignores_what_it_does_not_know_is_found_out(without, with_it, refused):
-    """It takes every field, strips the stop text or begins a message of its own: the reply is asked for again."""
+    """It takes every field, strips the stop text or begins a new message: the reply is requested again."""
     with scripted_server(lambda body: (200, reply(with_it if "stop" in body else without))) as server:
         talks = [Talk(), Talk()]
         engine = engine_for(server, concurrency=1)

@@ -1,6 +1,6 @@
 """Documented commands, run with --dry-run in this process.
 
-Resolving a config takes a tenth of a second, and the same ones come again and again.
+Resolving a config takes a tenth of a second, and the same ones come many times.
 """
 
 import contextlib

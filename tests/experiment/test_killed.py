@@ -107,7 +107,7 @@ def test_an_ended_run_leaves_no_child_not_even_one_with_a_session(code):
 
 
 def test_a_run_that_hangs_in_c_dies_with_its_guard():
-    """It holds the interpreter: no thread of its own could notice."""
+    """It holds the interpreter: none of its threads could notice."""
     code = "import pathlib, re; pathlib.Path('ready').touch(); re.match('(a+)+b', 'a' * 64)"
     job = a_job(code)
     result = watched(job)

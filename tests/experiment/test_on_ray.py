@@ -63,7 +63,7 @@ sys.exit(scheduler.run(make_plan("abc", options), python(code)))
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_everything_and_resume_goes_on(monkeypatch):
+def test_ctrl_c_ends_everything_and_resume_continues(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SOURCE, str(Path(__file__).parent)]))
     with started([sys.executable, "-c", SWEEP], start_new_session=True) as sweep:
         files = [Path("saved") / name / "pid" for name in "abc"]
@@ -173,7 +173,7 @@ def test_training_runs_succeed_fail_stop_early_and_are_killed_and_resumed(cluste
     cluster.remove_node(node)
 
 
-# A first try waits until it is told to go on, a second one ends at once.
+# A first try waits until `go` exists, a second one ends at once.
 TWICE = """
 if (folder / "once").exists():
     sys.exit(0)

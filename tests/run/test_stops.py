@@ -1,4 +1,4 @@
-"""Runs that a rule ends, and runs that their user ends: exit status, files, and what is said about going on."""
+"""Runs that a rule ends, and runs that their user ends: exit status, files, and what is said about resuming."""
 
 import json
 import os

@@ -14,7 +14,7 @@ SYSTEM = "Sokoban. Actions: Up, Down, Left, Right. Up to 2 a turn: <think></thin
 USER = "turn 1/5\n######\n#__O_#\n#_X__#\n#P___#\n#____#\n######\n10 left"
 MESSAGES = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}]
 OPENED = [*MESSAGES, {"role": "assistant", "content": "<think>"}]
-ENDLESS = {  # a reply that goes on to its limit
+ENDLESS = {  # a reply that only its limit ends
     "model": "pocket",
     "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}],
     "max_tokens": 2000,

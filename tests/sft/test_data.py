@@ -190,7 +190,7 @@ def test_a_row_that_is_too_long_is_named():
         answers_of(data.train, chat, rules, longest - 1)
 
 
-def test_only_answers_are_learnt():
+def test_only_answers_are_learned():
     chat = ChatTemplate(make_tokenizer())
     data = make_data(Lesson.of(CONFIG))
     for row in data.train:
@@ -198,10 +198,10 @@ def test_only_answers_are_learnt():
             continue
         [answers] = answers_of([row], chat, derive.rules(CONFIG), 10_000)
         sequence = answers.sequence
-        learnt = chat.tokenizer.decode([id_ for id_, flag in zip(sequence.ids, sequence.sampled, strict=True) if flag])
+        learned = chat.tokenizer.decode([id_ for id_, flag in zip(sequence.ids, sequence.sampled, strict=True) if flag])
         said = [message["content"] for message in row["prompt"] if message["role"] == "assistant"] + [row["response"]]
         end = chat.end_of_turn_text
-        assert learnt == "".join(f"{text.removeprefix('<think>')}{end}" for text in said)
+        assert learned == "".join(f"{text.removeprefix('<think>')}{end}" for text in said)
         whole = chat.tokenizer.decode(sequence.ids)
         messages = [*row["prompt"], {"role": "assistant", "content": row["response"]}]
         rendered = chat.tokenizer.apply_chat_template(messages, tokenize=False)
@@ -235,7 +235,7 @@ def test_epochs_have_orders_of_their_own():
     assert first != second
 
 
-def test_answers_are_counted_as_they_are_learnt():
+def test_answers_are_counted_as_they_are_learned():
     for words in ([], ["agent_proxy.context_window_mode=single_turn"]):
         config = config_of(*words)
         data, rules = make_data(Lesson.of(config)), derive.rules(config)

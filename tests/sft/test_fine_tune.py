@@ -1,4 +1,4 @@
-"""Fine-tuning as a whole: what is learnt, what is kept, what survives, and what comes out."""
+"""Fine-tuning as a whole: what is learned, what is kept, what survives, and what comes out."""
 
 import json
 import shutil
@@ -54,16 +54,16 @@ def rows_of(folder: Path) -> list[dict]:
 
 
 def plain_loss(model, tokenizer, rows) -> float:
-    """Each row by itself, with nothing but transformers: prompt, forced tag, and the answer to be learnt."""
+    """Each row by itself, with nothing but transformers: prompt, forced tag, and the answer to be learned."""
     total, count = 0.0, 0
     for row in rows:
         prompt = tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True) + "<think>"
         answer = row["response"].removeprefix("<think>") + tokenizer.eos_token
-        given, learnt = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt, answer))
+        given, learned = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt, answer))
         with torch.no_grad():
-            logits = model(torch.tensor([given + learnt])).logits[0, len(given) - 1 : -1]
-        total += float(F.cross_entropy(logits, torch.tensor(learnt), reduction="sum"))
-        count += len(learnt)
+            logits = model(torch.tensor([given + learned])).logits[0, len(given) - 1 : -1]
+        total += float(F.cross_entropy(logits, torch.tensor(learned), reduction="sum"))
+        count += len(learned)
     return total / count
 
 
@@ -147,7 +147,7 @@ def test_everything_is_there(run):
     assert "val/loss" in html and "train/loss" in html
 
 
-def test_the_report_says_how_it_was_learnt(run, tmp_path):
+def test_the_report_says_how_it_was_learned(run, tmp_path):
     """An estimator of advantages has no part in it."""
     html = run.report.read_text()
     assert "supervised fine-tuning, LoRA rank 4" in html and "8 to train, 3 to test" in html
@@ -255,7 +255,7 @@ def test_rows_outside_of_the_output_folder_are_never_replaced(tmp_path, folder):
     assert read_rows(tmp_path / "shared/sokoban/train.parquet") == make_data(Lesson.of(one)).train
 
 
-# --- stopping and going on ----------------------------------------------------------------------------------------
+# --- stopping and resuming ----------------------------------------------------------------------------------------
 
 
 class Killed(Exception):
@@ -341,7 +341,7 @@ def test_where_no_epoch_is_better_the_base_is_the_result(tmp_path, capsys):
     assert json.loads((run.folder / f"global_step_{run.num_steps}/trainer_state.json").read_text())["best"]["step"] == 0
 
 
-def test_all_weights_can_be_learnt(tmp_path):
+def test_all_weights_can_be_learned(tmp_path):
     """Rank 0, no loss beforehand, no thinking, another game; and the loss of the result is that of the best epoch."""
     words = [
         "sft.training.lora_rank=0", "sft.training.validate_before_training=False", "training.no_think_rl=True",

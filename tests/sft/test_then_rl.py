@@ -122,7 +122,7 @@ def test_actor_critic_and_reference_start_from_it(copied, monkeypatch):
     assert found == [f"{copied}/{SFT}/merged_model"] * 3
 
 
-# --- going on -----------------------------------------------------------------------------------------------------
+# --- resuming -----------------------------------------------------------------------------------------------------
 
 
 def test_killed_between_the_two_it_does_not_fine_tune_again(done, here, monkeypatch):
@@ -144,7 +144,7 @@ def test_killed_between_the_two_it_does_not_fine_tune_again(done, here, monkeypa
         patch.setattr(then_rl, "train", dies)
         with pytest.raises(Killed):
             run_config(config_of())
-    assert alive == [False] * 3  # that which learnt, that which was merged, that which played
+    assert alive == [False] * 3  # that which learned, that which was merged, that which played
     assert (SFT / "merged_model").exists() and not RL.exists()
     monkeypatch.setattr(then_rl, "tune", None)
     run = run_config(config_of())
@@ -404,7 +404,7 @@ def test_the_plan_shows_both_and_where_rl_starts(done, copied, capsys):
         f"sft: training: 3 epochs in batches of 100 answers, adapters of rank 2 on pocket-blank, in {SFT}-2/" in other
     )
     assert f"rl: starts from {SFT}-2/merged_model" in other
-    (SFT / "lora_weights/finished.json").unlink()  # killed: it goes on where it was
+    (SFT / "lora_weights/finished.json").unlink()  # killed: it resumes where it was
     assert f"rl: starts from {SFT}/merged_model" in plan()
 
 

@@ -303,7 +303,7 @@ def test_a_finished_run_is_not_touched_by_its_own_checkpoint(config, base):
 
 
 def test_a_run_from_a_named_checkpoint_that_was_killed(config, base, tmp_path):
-    """The same command goes on with it, or begins it again; `auto` does not take it for one from the start."""
+    """The same command resumes it, or starts it again; `auto` does not take it for one from the start."""
     config = changed(config, **{"trainer.total_training_steps": 100})
     asked = from_path(config, make_checkpoint(tmp_path / "other", 51))
     folder = make_run(base, asked, range(52, 55))

@@ -1,7 +1,7 @@
 """Kill a command at any moment, start it again, and compare the end with that of a run that was never killed.
 
 unbroken, seconds = unbroken_run(nursery, tmp_path / "unbroken", words)
-for folder in kill_and_go_on(nursery, tmp_path, words, num_kills=6, aims=("rollout", None), seed=1, seconds=seconds):
+for folder in kill_and_resume(nursery, tmp_path, words, num_kills=6, aims=("rollout", None), seed=1, seconds=seconds):
     assert_same(folder, unbroken)
 """
 
@@ -40,10 +40,10 @@ def kill_once(nursery, words, aim, times, delay):
     return found
 
 
-def kill_and_go_on(nursery, folder, words, num_kills, aims, seed, seconds=0.0):
-    """Run in one folder after the other until so many kills have fallen, and one in each phase aimed at.
+def kill_and_resume(nursery, folder, words, num_kills, aims, seed, seconds=0.0):
+    """Run in one folder after the other until there were `num_kills` kills, and one in each phase aimed at.
 
-    The aims take turns: a phase, entered for the n-th time, or None for any moment of a run of so many seconds.
+    The aims take turns: a phase, entered for the n-th time, or None for any moment of a run that takes `seconds`.
     """
     drawn, hit, folders = random.Random(seed), [], []
 

@@ -3,7 +3,7 @@
     recorded().readers["trainer.test_freq"]        # {"train/loop.py"}
     recorded().metrics                             # {"actor/entropy", …}
 
-The classes of the schema are made to note every read of their fields while the runs go on. Printing, storing and
+The classes of the schema are made to note every read of their fields while the runs are active. Printing, storing and
 comparing a config reads all of it and uses none of it, and so does checking it: such reads do not count. The runs are
 made once, also where several processes share the tests.
 """
@@ -149,7 +149,7 @@ class Recorded:
 
 
 def commands(folder: Path) -> list[list[str]]:
-    """One after the other; some go on where an earlier one ended."""
+    """One after the other; some resume where an earlier one ended."""
     resumed = [
         "sokoban", "algorithm.adv_estimator=gae", "agent_proxy.max_turn=2", "critic.model.lora_rank=2",
         "actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.01",

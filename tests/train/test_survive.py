@@ -7,7 +7,7 @@ run and within each phase, so that rollouts, updates and saves are all hit.
 import functools
 
 import pytest
-from kills import assert_same, checkpoint_of, files, kill_and_go_on, unbroken_run
+from kills import assert_same, checkpoint_of, files, kill_and_resume, unbroken_run
 from tiny import ACTOR, ROLLOUT, TINY
 from without_clock import metrics_without_clock
 
@@ -47,7 +47,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 def test_grpo_survives(nursery, tmp_path, save_freq, num_kills):
     words = [*COMMON, *GRPO, f"trainer.save_freq={save_freq}"]
     unbroken, seconds = unbroken_run(nursery, tmp_path / "unbroken", words)
-    for folder in kill_and_go_on(nursery, tmp_path, words, num_kills, (*PHASES, None), save_freq, seconds):
+    for folder in kill_and_resume(nursery, tmp_path, words, num_kills, (*PHASES, None), save_freq, seconds):
         assert_same(folder, unbroken)
         assert checkpoint_of(folder) == checkpoint_of(unbroken)
 
@@ -58,7 +58,7 @@ def test_ppo_with_its_critic_and_its_kl_control_survives(nursery, tmp_path, num_
     unbroken, _ = unbroken_run(nursery, tmp_path / "unbroken", words)
     coefficients = [row.get("actor/reward_kl_penalty_coeff") for row in metrics_without_clock(unbroken)]
     assert len(set(coefficients[1:])) == 3  # there is something to restore
-    for folder in kill_and_go_on(nursery, tmp_path, words, num_kills, ("update", "critic", "checkpoint"), seed=3):
+    for folder in kill_and_resume(nursery, tmp_path, words, num_kills, ("update", "critic", "checkpoint"), seed=3):
         assert_same(folder, unbroken)
         assert checkpoint_of(folder) == checkpoint_of(unbroken)
 
@@ -67,7 +67,7 @@ def test_ppo_with_its_critic_and_its_kl_control_survives(nursery, tmp_path, num_
 def test_an_adapter_survives(nursery, tmp_path, num_kills):
     words = [*COMMON, *GRPO, "lora.rank=4", "lora.alpha=8", "trainer.save_freq=1"]
     unbroken, seconds = unbroken_run(nursery, tmp_path / "unbroken", words)
-    for folder in kill_and_go_on(nursery, tmp_path, words, num_kills, (*PHASES, None), seed=5, seconds=seconds):
+    for folder in kill_and_resume(nursery, tmp_path, words, num_kills, (*PHASES, None), seed=5, seconds=seconds):
         assert_same(folder, unbroken)
         assert checkpoint_of(folder) == checkpoint_of(unbroken)
 
@@ -77,7 +77,7 @@ def test_the_best_checkpoint_survives(nursery, tmp_path, num_kills):
     words = [*COMMON, *GRPO, "trainer.save_freq=2", "trainer.save_best=True", "trainer.test_freq=1"]
     words.append("trainer.total_training_steps=4")
     unbroken, seconds = unbroken_run(nursery, tmp_path / "unbroken", words)
-    for folder in kill_and_go_on(nursery, tmp_path, words, num_kills, ("checkpoint", None), seed=6, seconds=seconds):
+    for folder in kill_and_resume(nursery, tmp_path, words, num_kills, ("checkpoint", None), seed=6, seconds=seconds):
         assert_same(folder, unbroken)
         assert weights(folder) == weights(unbroken)
 
@@ -93,6 +93,6 @@ def weights(folder):
 def test_a_run_that_saves_nothing_begins_again(nursery, tmp_path, num_kills):
     words = [*COMMON, *GRPO, "trainer.save_freq=-1", "trainer.total_training_steps=4"]
     unbroken, _ = unbroken_run(nursery, tmp_path / "unbroken", words)
-    for folder in kill_and_go_on(nursery, tmp_path, words, num_kills, ("rollout", "update"), seed=4):
+    for folder in kill_and_resume(nursery, tmp_path, words, num_kills, ("rollout", "update"), seed=4):
         assert_same(folder, unbroken)
         assert not [*folder.glob("global_step_*"), *folder.glob("latest*")]

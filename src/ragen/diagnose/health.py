@@ -143,7 +143,7 @@ class Health:
         return {f"{PREFIX}num_warnings": float(len(holding))} | flags
 
     def verdict(self, success: SuccessChange, stopped_by: str = "") -> HealthVerdict:
-        """The most serious warning that holds; without one, what became of success."""
+        """The most serious warning that holds; without one, how success changed."""
         holding = tuple(self.holding)
         passed = tuple(warning for warning in self.warnings if warning not in holding)
         if not self.num_steps:
@@ -170,7 +170,7 @@ def title_of(word: str) -> str:
 
 
 def _success_in_words(success: SuccessChange) -> tuple[str, str]:
-    """A key of WORDS, and what became of success, as a sentence without its end."""
+    """A key of WORDS, and how success changed, as a sentence without its full stop."""
     name, text = success.name, success.text
     played = f"{counted(success.num_steps, 'step')} and {counted(success.num_validations, 'validation')}"
     return {
