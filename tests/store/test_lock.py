@@ -1,5 +1,7 @@
 """One lock: held by the system, naming its owner, gone with its process."""
 
+from pathlib import Path
+
 import pytest
 from processes import PATIENCE, lock_holder
 
@@ -63,6 +65,28 @@ def test_an_error_inside_releases_it(tmp_path):
     with pytest.raises(RuntimeError), locked(tmp_path / "x.lock"):
         raise RuntimeError
     assert not is_locked(tmp_path / "x.lock")
+
+
+def test_a_lock_that_is_removed_while_it_is_looked_at_is_not_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    assert not is_locked(tmp_path / "x.lock") and list(tmp_path.iterdir()) == []
+
+
+LOOK = """
+from pathlib import Path
+from ragen.store.lock import is_locked
+print(is_locked(Path(FILE)))
+"""
+
+
+def test_a_lock_that_cannot_be_written_can_be_looked_at(nursery, holder):
+    path, process = holder
+    path.chmod(0o444)
+    code = LOOK.replace("FILE", repr(str(path)))
+    assert nursery.run(code=code, obey_permissions=True).out == "True\n"
+    process.kill()
+    process.wait(PATIENCE)
+    assert nursery.run(code=code, obey_permissions=True).out == "False\n"
 
 
 def test_its_directory_is_made_where_it_can_be(tmp_path):

@@ -18,6 +18,7 @@ from typing import Any
 
 from ragen.config import identity_keys
 from ragen.experiment.plan import Plan
+from ragen.run.interrupt import PREEMPTED
 from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import (
     MISSING,
@@ -33,7 +34,6 @@ from ragen.store.sweep_results import (
 )
 
 ERROR_LINES, ERROR_WIDTH = 2, 300
-PREEMPTED = 128 + signal.SIGTERM  # the exit status of a run that was asked to save and end
 
 
 @dataclass(frozen=True)

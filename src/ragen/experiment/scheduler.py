@@ -36,7 +36,7 @@ from ragen.experiment.devices import Nodes
 from ragen.experiment.live import View
 from ragen.experiment.plan import CPU, Plan, cluster_address, in_batches, overrides_on
 from ragen.format import harmless
-from ragen.run.interrupt import Interrupt
+from ragen.run.interrupt import PREEMPTED, Interrupt
 from ragen.run.sinks import WANDB_ID
 from ragen.store.fsync import write_whole
 from ragen.store.lock import is_locked
@@ -55,7 +55,7 @@ from ragen.store.sweep_results import (
 PAUSE = 0.5  # seconds between two looks at the runs
 MOST_SETBACKS = 3  # of one run in a row without a further step; then it counts as failed
 OWNER_PATIENCE = 30.0  # seconds after which nothing of a lost node is alive
-PREEMPTED = "it was preempted"
+WAS_PREEMPTED = "it was preempted"
 NODE_PATIENCE = 20.0  # seconds until Ray knows whether the node of a lost run is lost too
 
 Command = Callable[[Cell, tuple[str, ...]], list[str]]
@@ -194,7 +194,7 @@ def _stopped(plan: Plan, log: SummaryLog, how: str) -> int:
     totals = results.totals_line(statuses[cell.name] for cell in plan.cells)
     log.append(["", f"=== {plan.title} {how.capitalize()}: {results.date()} | {totals} ==="])
     print(f"{how}: {totals}; run {plan.how_to_resume} to resume", flush=True)
-    return results.PREEMPTED if how == "preempted" else 130
+    return PREEMPTED if how == "preempted" else 130
 
 
 # --- while it runs ------------------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ class Sweep:
             else:
                 self.nodes.pool.give_back(one.slot, time.monotonic() + self._pause_of_a_slot())
                 if results.is_preempted(ended):
-                    self._set_back(one, PREEMPTED, queue)
+                    self._set_back(one, WAS_PREEMPTED, queue)
                 else:
                     self._finish(one.cell, results.judge(one.cell, ended, self.nodes.label(one.slot), one.log_offset))
 
@@ -430,9 +430,9 @@ class Sweep:
         at = f" after step {step}" if step >= 0 else ""
         note = f"Again: {cell.name} ({how}{at} on {host}): it waits for its turn again"
         self._write([note])
-        self.view.waiting(cell, "preempted" if how == PREEMPTED else "lost")
+        self.view.waiting(cell, "preempted" if how == WAS_PREEMPTED else "lost")
         self.view.note(note)
-        queue.append(cell) if how == PREEMPTED else queue.appendleft(cell)
+        queue.append(cell) if how == WAS_PREEMPTED else queue.appendleft(cell)
 
     def _may_start(self, cell: Cell) -> bool:
         """A run that was lost starts again once nothing of it is alive."""

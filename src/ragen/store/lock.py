@@ -9,8 +9,10 @@ The lock file names its owner, its directory is made, and it is removed when the
 lock the same path twice.
 """
 
+import fcntl
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,16 +74,26 @@ def locked(
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock. The lock file stays as it is."""
-    if not path.exists():
-        return False
-    lock = _file_lock(path)
+    """Whether a process holds the lock. The lock file stays as it is, need not be writable, and is never made."""
     try:
-        lock.acquire(PATIENCE, POLL_SECONDS)
-    except filelock.Timeout:
-        return True
-    lock.release()
-    return False
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _is_free(descriptor, time.monotonic() + PATIENCE)
+    finally:
+        os.close(descriptor)
+
+
+def _is_free(descriptor: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # closing the file releases it
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
 
 
 def owner_of(path: Path) -> str:
