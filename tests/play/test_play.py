@@ -7,12 +7,12 @@ import pty
 import re
 import select
 import struct
-import subprocess
 import sys
 import termios
 from pathlib import Path
 
 import pytest
+from processes import started
 from rich.console import Console
 
 from ragen.cli import envs, main
@@ -163,13 +163,14 @@ def play_in_terminal(*typed: str, rows: int, columns: int) -> list[str]:
     environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     environ |= {"TERM": "xterm", "PYTHONPATH": str(SOURCE)}
     words = [sys.executable, "-m", "ragen", "play", "sokoban", "--seed", "3"]
-    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as game:
+    with started(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as game:
         os.close(theirs)
         text = _read_until(ours, "q quit")
         for num_left, key in reversed([*enumerate(reversed(typed))]):
             os.write(ours, key.encode())
             text += _read_until(ours, *(("quit", "back") if num_left else ("\x1b[?1049l",)))
-    assert game.returncode == 0
+        assert game.wait(60) == 0
+    os.close(ours)
     text = re.sub(r"\x1b\[[\d;]*m", "", text.replace("\r", ""))
     return text.replace("\x1b[H", "").replace("\x1b[?25h", "").split("\x1b[2J")
 

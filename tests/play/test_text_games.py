@@ -3,12 +3,12 @@
 import io
 import os
 import pty
-import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from processes import started
 from secret_word import HiddenDoor, SecretWord
 
 from ragen.cli import main
@@ -51,16 +51,15 @@ def test_a_terminal_takes_lines():
     path = os.pathsep.join(map(str, (HERE, HERE.parents[1] / "src")))
     terminal, typed = pty.openpty()
     environment = os.environ | {"PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "80"}
-    process = subprocess.Popen(command, stdin=typed, stdout=typed, stderr=typed, env=environment)
-    os.close(typed)
-    os.write(terminal, b"apple pie\n:q\n")
-    said, end = b"", time.monotonic() + 60
-    while time.monotonic() < end:
-        try:
-            said += os.read(terminal, 4096)
-        except OSError:  # the other side has closed
-            break
-    assert process.wait(10) == 0
+    with started(command, stdin=typed, stdout=typed, stderr=typed, env=environment) as process:
+        os.close(typed)
+        os.write(terminal, b"apple pie\n:q\n")
+        said = b""
+        with suppress(OSError):  # the other side has closed
+            while part := os.read(terminal, 4096):
+                said += part
+        assert process.wait(60) == 0
+    os.close(terminal)
     assert b"solved" in said and b"type a text and press Enter" in said
 
 
