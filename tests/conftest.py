@@ -19,6 +19,15 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
 
 
+SLOW_LIMIT = 3600  # seconds: a storm of kills on a busy machine takes longer than any quick test may
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(SLOW_LIMIT))
+
+
 @pytest.fixture(scope="session")
 def nursery():
     """Commands in processes that start at once: see support/nursery.py."""

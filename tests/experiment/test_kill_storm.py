@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE
 from stub_plans import SOURCE, wait_for
 from without_clock import metrics_without_clock
 
@@ -119,7 +120,7 @@ def kill_one(dice, sweep, mark):
 
 @pytest.mark.slow
 def test_a_sweep_survives_random_kills_as_if_nothing_had_happened(start, tmp_path):
-    assert start("calm")[0].wait() == 0
+    assert start("calm")[0].wait(PATIENCE) == 0
     dice, kills, status = random.Random(0), [], None
     while status != 0:
         sweep, mark = start("storm")

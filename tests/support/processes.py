@@ -10,7 +10,7 @@ import sys
 import threading
 from contextlib import contextmanager
 
-PATIENCE = 500  # seconds after which a process is taken for stuck: less than the time limit of a test
+PATIENCE = 500  # seconds after which a process is taken for stuck: less than the time limit of any test
 
 HOLDER = """
 import sys
