@@ -217,7 +217,7 @@ def recorded() -> Recorded:
         if not path.exists():
             path.write_bytes(pickle.dumps(record()))
             atexit.register(path.unlink)
-    return pickle.loads(path.read_bytes())
+        return pickle.loads(path.read_bytes())
 
 
 def record() -> Recorded:
