@@ -19,7 +19,7 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
 
 
-SLOW_LIMIT = 3600  # seconds: a storm of kills on a busy machine takes longer than any quick test may
+SLOW_LIMIT = 1500  # seconds: a storm of kills on a busy machine takes longer than any quick test may
 
 
 def pytest_collection_modifyitems(items):
