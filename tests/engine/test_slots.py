@@ -3,14 +3,13 @@
 On a CPU steps run as they would be captured; kernels run in Triton's interpreter, where Triton is installed.
 """
 
-import importlib.util
-import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreter import needs_triton
 from test_native import END, SAMPLING, Letters, Scripted, check_against_oracle, models, samplings, scripts
 
 from ragen.engine.base import Sampling
@@ -18,10 +17,6 @@ from ragen.engine.native.engine import NativeEngine
 from ragen.engine.native.graphs import GraphRows, rounded
 from ragen.engine.native.way import Way, slots_within
 
-has_triton = importlib.util.find_spec("triton") is not None
-if has_triton:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-needs_triton = pytest.mark.skipif(not has_triton, reason="Triton is not installed")
 __all__ = ["models"]  # a fixture
 
 
