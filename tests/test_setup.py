@@ -36,7 +36,9 @@ class Checkout:
         self.venv = root / ".venv"
         self.calls: list[str] = []
         (root / "scripts").mkdir(parents=True)
-        (root / "pyproject.toml").write_text("[project.optional-dependencies]\nsweep = ['ray']\nwandb = ['wandb']\ntriton = ['triton']\n")
+        (root / "pyproject.toml").write_text(
+            "[project.optional-dependencies]\nsweep = ['ray']\nwandb = ['wandb']\ntriton = ['triton']\n"
+        )
         (root / "constraints.txt").write_text("torch==2.13.0\n")
         for name in ("scripts/bootstrap.py", "scripts/env.sh", "train.py", *ENTRY_SCRIPTS):
             shutil.copy(ROOT / name, root / name)
