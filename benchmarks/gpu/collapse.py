@@ -136,9 +136,7 @@ def main() -> None:
         for found in json.loads(done.stdout.splitlines()[-1]):
             furthest = max(furthest, found["furthest"])
             ours, least = found["ours"], found["floor"]
-            print(
-                f"{name:8} {found['reasonings']} reasonings x {found['prompts']:2} prompts: ours {ours:7.1f} ms", end=""
-            )
+            print(f"{name:8} {found['reasonings']} x {found['prompts']:2} prompts: ours {ours:7.1f} ms", end="")
             print(f" = {ours / least:.2f} x the floor ({least:.1f} ms), ", end="")
             print(f"{ours / (least + found['attention']):.2f} x the floor with attention; ", end="")
             print(f"the naive way {found['naive'] / ours:.1f} x ours; ", end="")
