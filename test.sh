@@ -9,6 +9,11 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}" 2>/dev/null || echo "${BASH
 parallel=(-n "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)" --dist worksteal)
 if [ "${1:-}" = --slow ]; then
     shift
+    # Triton's interpreter, for the tests of GPU kernels. An environment that is not ours is left as it is.
+    if [ "$PYTHON" = "$(pwd -P)/.venv/bin/python" ] && [ "$(uname -sm)" = "Linux x86_64" ]; then
+        "$PYTHON" -I scripts/bootstrap.py add triton --optional >&2 ||
+            echo "Triton could not be installed: the tests of GPU kernels are skipped." >&2
+    fi
     exec "$PYTHON" -m pytest "${parallel[@]}" -m slow "$@"
 elif [ "$#" -gt 0 ]; then
     exec "$PYTHON" -m pytest "$@"

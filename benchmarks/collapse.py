@@ -2,7 +2,8 @@
 
     python benchmarks/collapse.py                             # pocket, one step of the Sokoban run, 64 samples
     python benchmarks/collapse.py --steps 0 --threads 1       # without the training run
-    python benchmarks/collapse.py --random 3b                 # on a GPU: Qwen2.5-3B's shape, made-up tokens
+
+On a GPU: benchmarks/gpu/collapse.py.
 
 Both samples of a step (first turns, trajectories) are scored. Naive is one sequence for every pair of prompt and
 reasoning, packed as the learner packs them and scored with its entropies; it is timed on some columns and scaled by
@@ -30,7 +31,6 @@ import torch
 from ragen.diagnose.collapse import (
     FIRST_TURN,
     TRAJECTORY,
-    Pair,
     Samples,
     first_turns,
     pairs_of,
@@ -39,7 +39,6 @@ from ragen.diagnose.collapse import (
 )
 from ragen.diagnose.cross_score import cross_log_probs
 from ragen.distributed.workers import Workers
-from ragen.model.decoder import Decoder, Shape
 from ragen.model.packing import pack
 from ragen.model.policy import score
 from ragen.model.scoring import CPU_TOKENS, micro_batches
@@ -47,10 +46,6 @@ from ragen.types import TokenSequence
 
 MAX_PAIRS = 128  # collapse_detection.micro_batch_size
 RUN = ["sokoban", "model_path=pocket", "trainer.test_freq=-1", "trainer.val_before_train=False", "trainer.save_freq=-1"]
-SHAPES = {  # of Qwen2.5
-    "0.5b": Shape(151936, 896, 4864, 24, 14, 2, 64, 1e6, 1e-6, True, True),
-    "3b": Shape(151936, 2048, 11008, 36, 16, 2, 128, 1e6, 1e-6, True, True),
-}
 
 
 def played() -> tuple[Any, dict[str, Samples]]:
@@ -71,27 +66,6 @@ def played() -> tuple[Any, dict[str, Samples]]:
     groups = collect(engine, worlds, levels(config, 1), train_sampling(config), ("benchmark", 0))
     pairs = pairs_of(groups, thinking_counter(loaded.tokenizer))
     return loaded.model, {FIRST_TURN: first_turns(pairs, 64, (0,)), TRAJECTORY: trajectory_uniform(pairs, 64, (0,))}
-
-
-def made_up(name: str) -> tuple[Any, dict[str, Samples]]:
-    """A decoder of random weights on the GPU. Prompts of 600 to 1,400 tokens, reasonings of 50 to 150."""
-    with torch.device("cuda"):
-        model = Decoder(SHAPES[name])
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
-    model = model.to(torch.bfloat16)
-    generator = torch.Generator().manual_seed(0)
-
-    def ids(low: int, high: int) -> tuple[int, ...]:
-        length = int(torch.randint(low, high, (), generator=generator))
-        return tuple(torch.randint(0, 150000, (length,), generator=generator).tolist())
-
-    def samples(num_prompts: int) -> Samples:
-        prompts = tuple(ids(600, 1400) for _ in range(num_prompts))
-        own = tuple(index % num_prompts for index in range(64))
-        return Samples(tuple(Pair(prompts[at], ids(50, 150), at, at) for at in own), prompts, own)
-
-    return model, {FIRST_TURN: samples(8), TRAJECTORY: samples(64)}
 
 
 @torch.no_grad()
@@ -116,10 +90,9 @@ def naive(model: Any, prompts: Sequence[Any], reasonings: Sequence[Any], device:
 @torch.no_grad()
 def floor(model: Any, num_tokens: int, device: torch.device) -> None:
     """So many tokens through the matrices, in passes of the usual size."""
-    size = CPU_TOKENS if device.type == "cpu" else 16384
     chunk = max(1, (1 << 24) // model.shape.vocab_size)
-    for start in range(0, num_tokens, size):
-        ids = torch.arange(min(size, num_tokens - start), device=device) % model.shape.vocab_size
+    for start in range(0, num_tokens, CPU_TOKENS):
+        ids = torch.arange(min(CPU_TOKENS, num_tokens - start), device=device) % model.shape.vocab_size
         hidden = model.hidden(ids, ids, lambda layer, query, key, value: query)
         for part in hidden.split(chunk):
             model.logits(part)
@@ -133,11 +106,9 @@ def num_pair_tokens(prompts: Sequence[Any], reasonings: Sequence[Any]) -> int:
     return len(reasonings) * sum(map(len, prompts)) + len(prompts) * sum(map(len, reasonings))
 
 
-def seconds_of(action: Callable[[], Any], device: torch.device) -> float:
+def seconds_of(action: Callable[[], Any]) -> float:
     started = time.perf_counter()
     action()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
     return time.perf_counter() - started
 
 
@@ -158,7 +129,7 @@ def compare(label: str, model: Any, samples: Samples, device: torch.device, num_
     times: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(rounds):
         for name, action in actions.items():
-            times[name].append(seconds_of(action, device))
+            times[name].append(seconds_of(action))
     scale = num_pair_tokens(prompts, reasonings) / num_pair_tokens(few, reasonings)
     ratio = statistics.median(scale * b / a for a, b in zip(times["ours"], times["naive"], strict=True))
     above = statistics.median(a / b for a, b in zip(times["ours"], times["floor"], strict=True))
@@ -184,18 +155,17 @@ def share_of_a_run(num_steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--random", choices=SHAPES, help="on a GPU, with random weights of this shape")
     parser.add_argument("--columns", type=int, default=8, help="prompts that the naive way is timed on")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5, help="of the training run; 0 for none")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model, both = made_up(options.random) if options.random else played()
-    device = next(model.parameters()).device
+    model, both = played()
+    device = torch.device("cpu")
     for label, samples in both.items():
         compare(label, model, samples, device, options.columns, options.rounds)
-    if options.steps and not options.random:
+    if options.steps:
         share_of_a_run(options.steps)
 
 

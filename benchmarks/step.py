@@ -59,7 +59,7 @@ from ragen.agent.episode import EpisodeState, TurnResult  # noqa: E402
 from ragen.agent.parse import parse_reply  # noqa: E402
 from ragen.config.compose import resolve  # noqa: E402
 from ragen.config.schema import Config  # noqa: E402
-from ragen.distributed.workers import ALONE  # noqa: E402
+from ragen.distributed.workers import ALONE, Workers  # noqa: E402
 from ragen.engine.base import Prompt, Sampled, Sampling  # noqa: E402
 from ragen.engine.native.engine import NativeEngine  # noqa: E402
 from ragen.errors import ConfigError  # noqa: E402
@@ -210,11 +210,31 @@ class Seconds:
         return self.total - self.rollout
 
 
-class Ours:
-    """Our trainer's parts, put together as `ragen.train.loop.Trainer` does, without report and validation."""
+@dataclass(frozen=True)
+class Place:
+    """Where both sides run, and what the peer has to know about it."""
 
-    def __init__(self, loaded: LoadedModel, workload: Workload):
-        self.model, self.workload = loaded.model, workload
+    workers: Workers = ALONE
+    request: dict[str, Any] = field(default_factory=dict)
+    settings: Sequence[dict[str, Any]] = tuple(PEER_SETTINGS)
+    norm_tolerance: float = NORM_TOLERANCE
+
+    def wait(self) -> None:
+        if self.workers.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+CPU = Place()
+
+
+class Ours:
+    """Our trainer's parts, put together as `ragen.train.trainer.Trainer` does, without report and validation.
+
+    The old log-probs are the sampler's: the peer, too, makes no pass to score what it sampled.
+    """
+
+    def __init__(self, loaded: LoadedModel, workload: Workload, place: Place = CPU):
+        self.model, self.workload, self.place = loaded.model, workload, place
         self.engine = NativeEngine(self.model, loaded.tokenizer, NO_SUCH_TOKEN)
         self.engine.stop.cut_ids = set()
         self.config = our_config(workload.num_completions, workload.num_completions)
@@ -228,11 +248,13 @@ class Ours:
     def step(self) -> Seconds:
         started = time.perf_counter()
         groups = self._play()
+        self.place.wait()
         played = time.perf_counter()
         samples = samples_of(groups)
         self.train(groups, samples, [torch.tensor(sample.log_probs) for sample in samples])
         self.optimizer.advance()
         self.num_steps += 1
+        self.place.wait()
         return Seconds(time.perf_counter() - started, played - started)
 
     def train(self, groups: Sequence[Group], samples: Sequence[Sample], old_log_probs: Sequence[Tensor]) -> float:
@@ -240,7 +262,10 @@ class Ours:
         experience = experience_of(groups, normalized(scores_of(groups), groups, self.config), self.config)
         advantages_T, _, _ = estimate(experience, self.config, kept_ratio=1.0)
         targets = Targets(by_sample(advantages_T, samples), old_log_probs)
-        return update_actor(self.model, self.optimizer, samples, targets, self.config).metrics["actor/grad_norm"]
+        workers = self.place.workers
+        return update_actor(self.model, self.optimizer, samples, targets, self.config, workers).metrics[
+            "actor/grad_norm"
+        ]
 
     def _play(self) -> list[Group]:
         workload = self.workload
@@ -277,8 +302,8 @@ def install_peer() -> Path:
 class Peer:
     """A process of the peer: asked one step at a time, idle in between."""
 
-    def __init__(self, python: Path, loaded: LoadedModel, workload: Workload, kind: str):
-        self.loaded, self.workload, self.kind = loaded, workload, kind
+    def __init__(self, python: Path, loaded: LoadedModel, workload: Workload, kind: str, place: Place = CPU):
+        self.loaded, self.workload, self.kind, self.place = loaded, workload, kind, place
         with PEER_LOG.open("a") as log:
             self.process = subprocess.Popen(
                 [python, PEER_SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
@@ -299,6 +324,7 @@ class Peer:
             kind=self.kind,
             settings=settings,
             learning_rate=LEARNING_RATE,
+            **self.place.request,
         )
 
     def step(self) -> Seconds:
@@ -325,17 +351,17 @@ class Peer:
 # --- is it the same step? -----------------------------------------------------------------------------------------
 
 
-def check_same_step(loaded: LoadedModel, workload: Workload, first: dict[str, Any]) -> str:
+def check_same_step(loaded: LoadedModel, workload: Workload, first: dict[str, Any], place: Place = CPU) -> str:
     """Ours on the peer's first batch, from the same weights: the same given tokens, the same gradient norm."""
-    fresh = load_model(loaded.source, "cpu")
+    fresh = load_model(loaded.source, place.workers.device)
     groups = peer_groups(workload, first)
     samples = samples_of(groups)
-    old_log_probs = Scorer(ALONE, 1.0, workload.size).log_probs(fresh.model, samples)
-    norm = Ours(fresh, workload).train(groups, samples, old_log_probs)
+    old_log_probs = Scorer(place.workers, 1.0, workload.size).log_probs(fresh.model, samples)
+    norm = Ours(fresh, workload, place).train(groups, samples, old_log_probs)
     theirs = first["gradient_norm"]
     if theirs == 0:
         raise SystemExit("nothing to compare: all members of a group have the same reward; give --reply a higher value")
-    if not math.isclose(norm, theirs, rel_tol=NORM_TOLERANCE):
+    if not math.isclose(norm, theirs, rel_tol=place.norm_tolerance):
         raise SystemExit(
             f"not the same step: the gradient norm of the peer's batch is {theirs:.6g}, by ours {norm:.6g}"
         )
@@ -410,11 +436,13 @@ def tune_ours(ours: Ours, tries: int) -> None:
 def tune_peer(peer: Peer, tries: int) -> dict[str, Any]:
     """The fastest settings: the batch size first, then one change after the other, kept where it helps."""
     sizes = batch_sizes(peer.workload.num_completions)
-    changes = [*({"per_device_train_batch_size": size} for size in sizes), *PEER_SETTINGS]
+    changes = [*({"per_device_train_batch_size": size} for size in sizes), *peer.place.settings]
     best, least = {"per_device_train_batch_size": untuned(sizes)}, math.inf
     for change in changes if tries else []:
         settings = best | change
-        peer.begin(settings)
+        if problem := peer.begin(settings).get("problem"):
+            print(f"  tried peer: {settings}: {problem}", flush=True)
+            continue
         seconds = fastest(peer.step, tries)
         print_trial(f"peer: {settings}", seconds)
         if seconds.total < least:

@@ -36,7 +36,8 @@ VENV_PYTHON = os.path.join(VENV, "bin", "python")
 LOCK = os.path.join(ROOT, ".venv.lock")
 MARKER = os.path.join(VENV, ".ragen")  # "we made this directory, we may empty it"
 EXTRAS = ("sweep", "wandb", "tensorboard", "plots", "sft", "api", "gym")  # dev has them all
-STAMPS = {scope: os.path.join(VENV, ".ragen-" + scope) for scope in ("base", "dev", *EXTRAS)}
+ADDED = (*EXTRAS, "triton")  # the last only for the slow tests: `test.sh --slow` adds it to dev
+STAMPS = {scope: os.path.join(VENV, ".ragen-" + scope) for scope in ("base", "dev", *ADDED)}
 
 OLDEST_PYTHON = (3, 11)
 RAGEN_MODULES = ("ragen", "omegaconf")  # the second tells an installed ragen from a src folder on the path
@@ -322,7 +323,7 @@ def set_up(scope, lock, pip_options=()):
         say("Step 1, the environment: Python {}.{}.{} ...".format(*sys.version_info[:3]))
         make_venv(python, lock)
         say("Step 2, the packages, by pip ({:.0f} s so far) ...".format(time.time() - started))
-    what = packages_of(scope) if adding and scope in EXTRAS else ragen_with(scopes)
+    what = packages_of(scope) if adding and scope in ADDED else ragen_with(scopes)
     pip_install([*pip_options, *what], lock)
     for one in scopes:
         write_stamp(one)
@@ -384,9 +385,9 @@ def main(arguments):
         found = "{} is Python {}.{}".format(sys.executable, *sys.version_info[:2])
         say("ragen needs Python 3.11 or newer; {}. Install a newer one, or set RAGEN_PYTHON to its path.".format(found))
         return 2
-    additions = [["add", extra, *option] for extra in EXTRAS for option in ([], ["--optional"])]
+    additions = [["add", extra, *option] for extra in ADDED for option in ([], ["--optional"])]
     if arguments not in (["base"], ["dev"], *additions):
-        say("usage: bootstrap.py base|dev, or bootstrap.py add {} [--optional]".format("|".join(EXTRAS)))
+        say("usage: bootstrap.py base|dev, or bootstrap.py add {} [--optional]".format("|".join(ADDED)))
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that pip ends too
     try:

@@ -7,6 +7,9 @@ import signal
 # promise the same bits twice, and on a busy machine they wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Before Triton is loaded, where it is installed: its interpreter runs GPU kernels on a CPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # Started in the background by a shell, a process ignores Ctrl-C, and so would all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -26,7 +26,7 @@ from ragen.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_SCRIPTS = ("train.sh", "test.sh", "ragen")
-NOT_ADDED = ("all", "vllm", "dev")  # extras that no command installs
+NOT_ADDED = ("all", "vllm", "triton", "dev")  # extras that no command of ragen installs
 
 
 class Checkout:
@@ -37,7 +37,9 @@ class Checkout:
         self.venv = root / ".venv"
         self.calls: list[str] = []
         (root / "scripts").mkdir(parents=True)
-        (root / "pyproject.toml").write_text("[project.optional-dependencies]\nsweep = ['ray']\nwandb = ['wandb']\n")
+        (root / "pyproject.toml").write_text(
+            "[project.optional-dependencies]\nsweep = ['ray']\nwandb = ['wandb']\ntriton = ['triton']\n"
+        )
         (root / "constraints.txt").write_text("torch==2.13.0\n")
         for name in ("scripts/bootstrap.py", "scripts/env.sh", "train.py", *ENTRY_SCRIPTS):
             shutil.copy(ROOT / name, root / name)
@@ -265,6 +267,16 @@ def test_an_extra_is_added_to_the_base_and_not_installed_twice(checkout, capsys)
 def test_dev_has_every_extra(checkout):
     checkout.run("dev")
     assert checkout.run("add", "sweep") == (0, [])
+
+
+def test_triton_is_added_to_dev_and_stays_there(checkout):
+    """Only the slow tests need it, and it is large."""
+    checkout.run("dev")
+    assert checkout.run("add", "triton", "--optional") == (0, ["pip --retries=1 triton"])
+    assert checkout.run("add", "triton", "--optional") == (0, [])
+    with open(checkout.root / "constraints.txt", "a") as file:
+        file.write("# newer\n")
+    assert checkout.run("dev") == (0, ["pip -e .[dev,triton]"])
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "pyproject.toml"])
@@ -635,6 +647,15 @@ def test_test_sh_slow_runs_just_the_slow_tests(checkout, tmp_path, stub):
     assert re.fullmatch(r"<-m> <pytest> <-n> <\d+> <--dist> <worksteal> <-m> <slow> <-k> <a b>", called)
 
 
+@pytest.mark.skipif(os.uname().sysname != "Linux" or os.uname().machine != "x86_64", reason="Triton: Linux, x86-64")
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_test_sh_slow_adds_triton_to_our_own_environment_only(checkout, tmp_path, is_ours):
+    python = script((checkout.venv / "bin" if is_ours else tmp_path) / "python", 'echo "$*"\n')
+    ran = run("bash", checkout.root / "test.sh", "--slow", cwd=tmp_path, RAGEN_PYTHON=str(python))
+    assert ("scripts/bootstrap.py add triton --optional" in ran.stderr) == is_ours
+    assert "-m pytest" in ran.stdout
+
+
 @pytest.mark.parametrize(
     ("fast", "slow", "status", "last"),
     [
@@ -725,7 +746,7 @@ def test_constraints_pin_every_direct_dependency():
     }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [names for extra, names in project["optional-dependencies"].items() if extra not in ("all", "vllm")]
-    wanted = {name.split(">=")[0].lower() for name in sum(extras, project["dependencies"])}
+    wanted = {re.split(r">=|;", name)[0].lower() for name in sum(extras, project["dependencies"])}
     assert wanted - {"ragen[all]"} <= pinned
     assert "torch==2.13.0\n" in (ROOT / "constraints.txt").read_text()
 

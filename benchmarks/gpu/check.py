@@ -5,7 +5,9 @@
 1. Logits of the captured step against the same model op by op and in float32, at several row counts and lengths.
 2. Random conversations (ragged prompts and replies, early ends, more conversations than slots, slots used again with
    garbage in them) on the GPU against the CPU engine, both in float32: the same ids, so no episode sees another's.
-3. The same draws with graphs on and off, bit for bit.
+3. The same draws with graphs on and off, bit for bit: the same kernels compute the same logits.
+4. Against the plain operations logits differ by rounding, in bf16 visibly, and so do some replies. At the first token
+   that differs, the draw is within rounding of the border between both tokens, by the CPU's float32 probabilities.
 Exits with status 1 if any of it fails.
 """
 
@@ -19,14 +21,18 @@ from measuring import machine
 from ragen.engine.base import Sampling
 from ragen.engine.native.engine import NativeEngine
 from ragen.engine.native.graphs import GraphRows
+from ragen.engine.native.sampler import _restrict, signed, uniforms
 from ragen.engine.native.slots import IDS, LENGTHS, Slots
 from ragen.engine.native.way import Way
+from ragen.model.attention import Packed
 from ragen.model.decoder import Decoder, Shape
 
 SMALL = Shape(211, 256, 512, 3, 8, 2, 32, 10_000.0, 1e-6, qkv_bias=True, tied_embeddings=True)
 MIDDLE = Shape(49152, 1024, 2816, 8, 16, 2, 64, 10_000.0, 1e-6, qkv_bias=True, tied_embeddings=True)
 END = 1
 LOGIT_TOLERANCE = 0.02  # relative error of bf16 logits against float32
+# How far a draw may be from the range of the token that it gave, as a share of all mass.
+EDGE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 failures = []
 
 
@@ -100,11 +106,38 @@ def played(engine: NativeEngine, seed: int, num: int, sampling: Sampling) -> lis
     return made
 
 
+@torch.no_grad()
+def distance(cpu: Decoder, context: list[int], draw: float, sampling: Sampling, id_: int) -> float:
+    """How far a draw is from the range of a token, by the CPU's probabilities; 0 within it."""
+    attend = Packed([len(context)])
+    logits = cpu.logits(cpu.hidden(torch.tensor(context), attend.positions, attend)[-1:]).double()
+    if sampling.greedy:
+        probs = torch.softmax(logits, dim=-1)[0]
+        return float(probs.max() - probs[id_])
+    probs = _restrict(torch.softmax(logits / sampling.temperature, dim=-1), sampling)[0]
+    edges = torch.cat([torch.zeros(1, dtype=probs.dtype), probs.cumsum(0)]) / probs.sum()
+    return max(0.0, float(edges[id_]) - draw, draw - float(edges[id_ + 1]))
+
+
+def first_difference(cpu: Decoder, left: Scripted, right: Scripted, sampling: Sampling) -> float | None:
+    """None for equal conversations, else how far the first draw that differs is from both of its tokens."""
+    context: list[int] = []
+    for turn, (mine, other) in enumerate(zip(left.replies, right.replies, strict=True)):
+        context += left.prompts[turn]
+        for position, (a, b) in enumerate(zip(mine.ids, other.ids, strict=False)):
+            if a != b:
+                key = torch.tensor([signed(Scripted(left.prompts, left.key, left.replies[:turn]).prompt().draw_key)])
+                draw = float(uniforms(key, torch.tensor([position])))
+                return max(distance(cpu, [*context, *mine.ids[:position]], draw, sampling, id_) for id_ in (a, b))
+        context += mine.ids
+    return None
+
+
 def check_conversations(cpu: Decoder, gpu: Decoder) -> None:
     tokenizer = EveryToken(SMALL.vocab_size)
     rows = GraphRows(gpu, has_triton=True)
     num_same = num_replies = 0
-    worst = 0.0
+    worst = furthest = 0.0
     settings = [
         (64, 8, 1.0, 1.0, -1, False), (5, 4, 0.7, 1.0, -1, False), (17, 8, 1.0, 0.8, 20, False),
         (9, 3, 1.0, 1.0, -1, True),
@@ -118,6 +151,7 @@ def check_conversations(cpu: Decoder, gpu: Decoder) -> None:
         ours = played(engine, seed, 40, sampling)
         theirs = played(NativeEngine(cpu, tokenizer, END), seed, 40, sampling)
         for left, right in zip(ours, theirs, strict=True):
+            furthest = max(furthest, first_difference(cpu, left, right, sampling) or 0.0)
             for mine, other in zip(left.replies, right.replies, strict=True):
                 num_replies += 1
                 if mine.ids != other.ids:
@@ -126,6 +160,8 @@ def check_conversations(cpu: Decoder, gpu: Decoder) -> None:
                 worst = max(worst, *(abs(a - b) for a, b in zip(mine.log_probs, other.log_probs, strict=True)))
     expect(num_same > 0.99 * num_replies, f"{num_same} of {num_replies} replies are those of the CPU engine")
     expect(worst < 1e-3, f"their log-probs differ by at most {worst:.1e}")
+    is_rounding = furthest < EDGE_TOLERANCE[torch.float32]
+    expect(is_rounding, f"where ids differ, the draw is within {furthest:.1e} of the border")
 
 
 # --- 3. graphs on and off -------------------------------------------------------------------------------------------
@@ -155,12 +191,38 @@ def check_replay(gpu: Decoder) -> None:
     expect(same > 0.95 * total, f"without Triton {same} of {total} replies are the same")
 
 
+# --- 4. rounding ----------------------------------------------------------------------------------------------------
+
+
+def check_rounding(device: str = "cuda") -> None:
+    """Graphs with kernels against one operation after the other."""
+    tokenizer = EveryToken(SMALL.vocab_size)
+    for dtype in (torch.float32, torch.bfloat16):
+        model = make(SMALL, dtype, device, 1.5)
+        cpu = make(SMALL, dtype, "cpu", 1.5).float()  # the same weights
+        for greedy, top_p in ((False, 1.0), (False, 0.8), (True, 1.0)):
+            sampling = Sampling(1.0, top_p, -1, greedy, max_tokens=60, stop_at_answer=False)
+            plain = NativeEngine(model, tokenizer, END, max_rows=24)
+            plain.way = Way(False, False, 8, "")
+            engines = NativeEngine(model, tokenizer, END, max_rows=24), plain
+            both = [played(engine, 7, 40, sampling) for engine in engines]
+            found = [first_difference(cpu, left, right, sampling) for left, right in zip(*both, strict=True)]
+            differing = [value for value in found if value is not None]
+            furthest = max(differing, default=0.0)
+            expect(
+                furthest < EDGE_TOLERANCE[dtype],
+                f"{str(dtype)[6:]}, greedy {greedy}, top_p {top_p}: {len(differing)} of {len(found)} conversations "
+                f"differ from those of plain operations, at draws within {furthest:.1e} of the border",
+            )
+
+
 def main() -> None:
     print(machine())
     check_logits()
     cpu, gpu = make(SMALL, torch.float32, "cpu", 1.5), make(SMALL, torch.float32, "cuda", 1.5)
     check_conversations(cpu, gpu)
     check_replay(gpu)
+    check_rounding()
     sys.exit(f"{len(failures)} checks failed" if failures else 0)
 
 

@@ -7,6 +7,8 @@ waits there between two steps, so that it can be asked in turns with our side:
      "settings": {"per_device_train_batch_size": 32}}        -> the first step of a new trainer, with its tokens
     {"task": "step"}                                         -> {"seconds": …, "rollout": …}: one more step
 
+With `"device": "cuda"` it runs on a GPU, in bf16. A trainer that runs out of memory answers {"problem": …}.
+
 A level is the system text and the user message of each turn. Kinds:
 
 - `single`: one reply, from `GRPOTrainer` as it is.
@@ -62,6 +64,7 @@ class TimedTrainer(GRPOTrainer):
     def _generate(self, prompts):
         started = time.perf_counter()
         result = super()._generate(prompts)
+        wait()
         self.rollout_seconds = time.perf_counter() - started
         self.tokens = {"prompts": result[0], "completions": result[1]}
         return result
@@ -79,6 +82,7 @@ class OneStepAtATime(TrainerCallback):
         self.started = time.perf_counter()
 
     def on_step_end(self, args, state, control, **kwargs):
+        wait()
         report = {"seconds": time.perf_counter() - self.started, "rollout": self.trainer.rollout_seconds}
         if state.global_step == 1:
             report |= {"gradient_norm": float(self.trainer.gradient_norm), **self.trainer.tokens}
@@ -120,10 +124,10 @@ def make_rollout(levels, template, reply):
         first = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=False)
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped).eval()
         cache = DynamicCache(config=model.config)
-        ids, mask = generate(trainer, model, torch.tensor(first), cache), [1] * reply
+        ids, mask = generate(trainer, model, torch.tensor(first, device=model.device), cache), [1] * reply
         for turn in range(2, len(levels[0])):
             suffixes = {text: tool_suffix(tokenizer, template, text) for text in {row[turn] for row in rows}}
-            given = torch.tensor([suffixes[row[turn]] for row in rows])
+            given = torch.tensor([suffixes[row[turn]] for row in rows], device=model.device)
             ids = generate(trainer, model, torch.cat([ids, given], dim=1), cache)
             mask += [0] * given.shape[1] + [1] * reply
         model.train()
@@ -193,7 +197,8 @@ def make_trainer(request, callback):
     count_even.reply = reply
     tokenizer = AutoTokenizer.from_pretrained(request["folder"], padding_side="left")
     attention = settings.pop("attn_implementation", "sdpa")
-    model = AutoModelForCausalLM.from_pretrained(request["folder"], dtype=torch.float32, attn_implementation=attention)
+    kind = getattr(torch, settings.pop("dtype", "float32" if is_cpu(request) else "bfloat16"))
+    model = AutoModelForCausalLM.from_pretrained(request["folder"], dtype=kind, attn_implementation=attention)
     # Where the padding token ends turns, too, as SmolLM2's does, transformers leaves its gradient out.
     model.get_input_embeddings().padding_idx = None
     score_only_replies(settings.pop("score_only_replies", False))
@@ -226,8 +231,8 @@ def make_config(request, settings):
     reply, num_completions = request["reply"], len(request["levels"]) * request["size"]
     fixed = {
         "output_dir": os.path.join(tempfile.gettempdir(), "trl_peer"),
-        "use_cpu": True,
-        "bf16": False,
+        "use_cpu": is_cpu(request),
+        "bf16": not is_cpu(request),
         "gradient_accumulation_steps": num_completions // settings["per_device_train_batch_size"],
         "num_generations": request["size"],
         "max_completion_length": NEVER_REACHED,
@@ -246,6 +251,16 @@ def make_config(request, settings):
         "disable_tqdm": True,
     }
     return GRPOConfig(**fixed, **{"gradient_checkpointing": False} | settings)
+
+
+def is_cpu(request):
+    return request.get("device", "cpu") == "cpu"
+
+
+def wait():
+    """For the GPU, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def score_only_replies(wanted):
@@ -271,10 +286,16 @@ def main():
     request = read_request()
     while request["task"] == "begin":
         callback = OneStepAtATime(answer)
-        make_trainer(request, callback).train()
-        request = callback.next_request
+        try:
+            make_trainer(request, callback).train()
+            request = callback.next_request
+        except torch.OutOfMemoryError:
+            answer({"problem": "out of memory"})
+            request = read_request()
         del callback
         gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 main()

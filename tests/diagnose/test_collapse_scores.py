@@ -16,6 +16,7 @@ from ragen.diagnose.collapse import metrics_of
 from ragen.diagnose.cross_score import ScoringFailed, cross_log_probs
 from ragen.model.decoder import Decoder, Shape, from_huggingface
 from ragen.model.huggingface import ATTENTION, HuggingFaceModel
+from ragen.model.vocabulary import token_scores
 
 VOCAB = 40
 SIZES = dict(
@@ -140,6 +141,25 @@ def test_logits_come_in_chunks(monkeypatch):
     monkeypatch.setattr(cross_score, "MAX_CHUNK_LOGITS", 3 * VOCAB)
     prompts, reasonings = made_up(5, 6), made_up(7, 2, 4, seed=1)
     assert_close(cross_log_probs(ours, prompts, reasonings, 1.0, 128), naive(theirs, prompts, reasonings, 1.0))
+
+
+def test_on_cuda_the_head_keeps_no_logits(monkeypatch):
+    """`token_scores` replaces the chunks of log-softmax: one pass over each chunk of logits."""
+    ours, theirs = MODELS["native"]
+    num_rows = []
+
+    def spied(hidden, *given):
+        num_rows.append(len(hidden))
+        return token_scores(hidden, *given)
+
+    monkeypatch.setattr(cross_score, "has_kernels", lambda x: True)
+    monkeypatch.setattr(cross_score, "token_scores", spied)
+    prompts, reasonings = made_up(5, 6), made_up(7, 1, 4, seed=1)
+    for temperature in (1.0, 0.7):
+        got = cross_log_probs(ours, prompts, reasonings, temperature, 128)
+        assert_close(got, naive(theirs, prompts, reasonings, temperature))
+    assert num_rows == [2 * (6 + 3)] * 2
+    cross_log_probs(ours, prompts, made_up(1, 1), 1.0, 128)  # no token behind the first: nothing to score
 
 
 # --- workers ------------------------------------------------------------------------------------------------------

@@ -1,14 +1,11 @@
 """Pointwise kernels against plain torch, in Triton's interpreter."""
 
-import importlib.util
-import os
-
 import pytest
 import torch
+from interpreter import needs_triton
 
 from ragen.model import pointwise
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 COUNTS, HEAD_DIM, TOKENS = (4, 2, 2), 12, 5
 
 
@@ -28,7 +25,7 @@ def test_without_cuda_nothing_is_fused():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not INTERPRETED, reason="Triton is not installed, or TRITON_INTERPRET=1 is not set")
+@needs_triton
 def test_kernels_have_the_values_and_gradients_of_plain_torch(monkeypatch):
     torch.manual_seed(0)
     sizes = ((TOKENS, sum(COUNTS), HEAD_DIM), (TOKENS, 2 * 1300), (TOKENS, 70), (TOKENS, 70), (70,))
@@ -51,7 +48,7 @@ def test_kernels_have_the_values_and_gradients_of_plain_torch(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not INTERPRETED, reason="Triton is not installed, or TRITON_INTERPRET=1 is not set")
+@needs_triton
 def test_the_kernel_that_adds_to_float32_is_exact(monkeypatch):
     torch.manual_seed(0)
     total, part = torch.randn(70, 99), torch.randn(70, 99).bfloat16()

@@ -1,10 +1,8 @@
 """The head without logits: gradients against finite differences, and the Triton passes against the plain ones."""
 
-import importlib.util
-import os
-
 import pytest
 import torch
+from interpreter import needs_triton
 
 from ragen.model import vocabulary
 from ragen.model.vocabulary import score_rows, token_scores
@@ -70,8 +68,7 @@ def test_chunks_are_added_up_in_float32():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="TRITON_INTERPRET=1 is not set")
+@needs_triton
 def test_kernels_compute_the_plain_passes():
     from ragen.model import vocabulary_kernels as kernels
 

@@ -161,6 +161,9 @@ class Actor:
     loss_agg_mode: str = key(
         "token-mean", choices=("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
     )
+    # Whose log-probs the updated policy is compared with: the sampler's own, or those of a pass of the learner before
+    # the update. auto: the sampler's in float32, where both agree to rounding, else the learner's.
+    old_log_probs: str = key("auto", choices=("auto", "sampler", "learner"))
     optim: Optimizer = node(Optimizer)
     checkpoint: Checkpoint = node(Checkpoint)
     fsdp_config: Fsdp = node(Fsdp)

@@ -10,10 +10,11 @@ cost is at most P + (number of prompts) x Z tokens. The prefix that prompts shar
 each: with 64 reasonings per prompt that is a few percent of the work.
 
 A pass has at most `max_pairs` pairs of prompt and reasoning, and on a CPU at most CPU_TOKENS tokens. The passes do not
-depend on the number of workers: workers share them, and all get all numbers.
+depend on the number of workers: workers share them, and all get all numbers. On a GPU no pass waits for the one before:
+sums stay on the device until all passes are launched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -21,9 +22,11 @@ import torch
 from torch import Tensor
 
 from ragen.distributed.workers import ALONE, Workers
-from ragen.model.attention import Layout, Packed
+from ragen.model.attention import Layout, Packed, grouping_options, sent
+from ragen.model.pointwise import has_kernels
 from ragen.model.policy import MAX_CHUNK_LOGITS
 from ragen.model.scoring import CPU_TOKENS, micro_batches
+from ragen.model.vocabulary import token_scores
 from ragen.protocols import LanguageModel
 
 Ids = tuple[int, ...]
@@ -47,10 +50,10 @@ def cross_log_probs(
     blocks = _blocks(columns, rows, max_pairs, workers.device)
     mine = [_outcome(model, block, rows, temperature, max_pairs, workers.device) for block in workers.mine(blocks)]
     by_column: list[list[float]] = []
-    for outcome in workers.gather(mine):
+    for outcome in workers.gather([part if isinstance(part, str) else part.cpu() for part in mine]):
         if isinstance(outcome, str):
             raise ScoringFailed(outcome)
-        by_column += outcome
+        by_column += outcome.tolist()
     column_of = {ids: index for index, ids in enumerate(columns)}
     row_of = {ids: index for index, ids in enumerate(rows)}
     return [[by_column[column_of[prompt]][row_of[ids]] for prompt in prompts] for ids in reasonings]
@@ -73,7 +76,7 @@ def _blocks(columns: Sequence[Ids], rows: Sequence[Ids], max_pairs: int, device:
 
 def _outcome(
     model: LanguageModel, prompts: list[Ids], rows: list[Ids], temperature: float, max_pairs: int, device: torch.device
-) -> list[list[float]] | str:
+) -> Tensor | str:
     """The columns of a block, or an error message: the other workers wait for an answer in any case."""
     try:
         return _columns(model, prompts, rows, temperature, max_pairs, device)
@@ -88,34 +91,42 @@ def _outcome(
 @torch.no_grad()
 def _columns(
     model: LanguageModel, prompts: list[Ids], rows: list[Ids], temperature: float, max_pairs: int, device: torch.device
-) -> list[list[float]]:
-    """log p of every row after each of these prompts."""
+) -> Tensor:
+    """log p of every row after each of these prompts: [prompts, rows], in float64, on the device."""
     held: Held = {}
-    sums = torch.zeros(len(prompts), len(rows), dtype=torch.float64)
+    sums = torch.zeros(len(prompts), len(rows), dtype=torch.float64, device=device)
     # A block leaves room for all rows, or it has one prompt and the rows take several passes.
     batches = micro_batches([len(row) for row in rows], max(1, max_pairs // len(prompts)), device)
     for number, indices in enumerate(batches):
         chunk = [rows[index] for index in indices]
         attend = CrossAttend(held, [len(prompt) for prompt in prompts], [len(row) - 1 for row in chunk], device)
-        ids = [id_ for _ in prompts for row in chunk for id_ in row[:-1]]
-        targets = [id_ for _ in prompts for row in chunk for id_ in row[1:]]
-        if number == 0:
-            ids = [id_ for prompt in prompts for id_ in prompt] + ids
+        fed, targets = (
+            _ids(id_ for row in chunk for id_ in row[part]).repeat(len(prompts))
+            for part in (slice(None, -1), slice(1, None))
+        )
+        ids = torch.cat([_ids(id_ for prompt in prompts for id_ in prompt), fed]) if number == 0 else fed
         wanted = torch.arange(len(ids) - attend.num_reasoning_tokens, len(ids), device=device)
         if number == 0:
             wanted = torch.cat([attend.prompt_ends, wanted])
-        hidden = model.hidden(torch.tensor(ids, device=device), attend.positions, attend, wanted)
+        hidden = model.hidden(sent(ids, device), attend.positions, attend, wanted)
         if number == 0:
             after_prompts = _log_softmax(model.logits(hidden[: len(prompts)]), temperature)
-            sums += after_prompts[:, [row[0] for row in rows]].double().cpu()
+            sums += after_prompts[:, sent(_ids(row[0] for row in rows), device)].double()
             hidden = hidden[len(prompts) :]
-        log_probs = _log_probs(model, hidden, torch.tensor(targets, dtype=torch.int64, device=device), temperature)
-        sums[:, indices] += attend.sum_by_pair(log_probs).view(len(prompts), len(chunk)).cpu()
-    return sums.tolist()
+        log_probs = _log_probs(model, hidden, sent(targets, device), temperature)
+        sums[:, sent(_ids(indices), device)] += attend.sum_by_pair(log_probs).view(len(prompts), len(chunk))
+    return sums
+
+
+def _ids(ids: Iterable[int]) -> Tensor:
+    return torch.tensor(list(ids), dtype=torch.int64)
 
 
 def _log_probs(model: LanguageModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """log p of the targets, in chunks: the logits of a whole pass are never in memory."""
+    weight = model.head_weight if len(hidden) and has_kernels(hidden) else None
+    if weight is not None:
+        return token_scores(hidden, weight, targets, temperature)[0]
     parts = [hidden.new_zeros(0, dtype=torch.float32)]
     size = max(1, MAX_CHUNK_LOGITS // model.shape.vocab_size)
     for part, wanted in zip(hidden.split(size), targets.split(size), strict=True):
@@ -150,26 +161,31 @@ class CrossAttend:
         self.held = held
         self.prompt_lengths, self.num_pairs = list(prompt_lengths), len(prompt_lengths) * len(reasoning_lengths)
         self.prompts = None if held else Packed(prompt_lengths, device)
-        self.prompt_ends = torch.tensor([*accumulate(prompt_lengths)], device=device) - 1
+        self.prompt_starts = sent(torch.tensor([0, *accumulate(prompt_lengths)], dtype=torch.int32), device)
+        self.prompt_ends = self.prompt_starts[1:].long() - 1
         self.num_prompt_tokens = 0 if held else sum(prompt_lengths)
         self.num_by_prompt = sum(reasoning_lengths)
         self.num_reasoning_tokens = self.num_by_prompt * len(prompt_lengths)
+        self.asking_starts = (
+            torch.arange(len(prompt_lengths) + 1, dtype=torch.int32, device=device) * self.num_by_prompt
+        )
         lengths = [length for _ in prompt_lengths for length in reasoning_lengths]
         self.own = _Own(lengths, device)
-        behind = torch.tensor(prompt_lengths, device=device).repeat_interleave(self.num_by_prompt) + self.own.positions
+        shifts = sent(torch.tensor(prompt_lengths).repeat_interleave(self.num_by_prompt), device)
+        behind = shifts + self.own.positions
         self.positions = behind if self.prompts is None else torch.cat([self.prompts.positions, behind])
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        start, mixed = self.num_prompt_tokens, []
+        start, mixed = self.num_prompt_tokens, torch.empty_like(query)
         if self.prompts is not None:
             self.held[layer] = (key[:start].clone(), value[:start].clone())
-            mixed.append(self.prompts(layer, query[:start], key[:start], value[:start]))
+            mixed[:start] = self.prompts(layer, query[:start], key[:start], value[:start])
         if self.num_reasoning_tokens:
             of_prompt, mass_of_prompt = self._of_prompt(query[start:], *self.held[layer])
             of_itself, mass_of_itself = self.own(query[start:], key[start:], value[start:])
             share = torch.sigmoid(mass_of_prompt - mass_of_itself).to(query.dtype)
-            mixed.append(torch.lerp(of_itself, of_prompt, share[..., None]))
-        return torch.cat(mixed)
+            torch.lerp(of_itself, of_prompt, share[..., None], out=mixed[start:])
+        return mixed
 
     def sum_by_pair(self, values_T: Tensor) -> Tensor:
         """Sums over the tokens of each pair, in double precision and always in the same order."""
@@ -179,13 +195,15 @@ class CrossAttend:
 
     def _of_prompt(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Attention to the prompt, and the log of the summed scores."""
+        if query.is_cuda:
+            extents = (self.asking_starts, self.prompt_starts, self.num_by_prompt, max(self.prompt_lengths))
+            return _on_cuda(query, key, value, extents, (-1, -1))
         num_kv_heads = key.shape[1]
         repeat = query.shape[1] // num_kv_heads
         # Query heads that share a key head become more queries to it, so no key is repeated.
         asked = query.unflatten(1, (num_kv_heads, repeat)).transpose(1, 2).flatten(0, 1)
         num_asked = [self.num_by_prompt * repeat] * len(self.prompt_lengths)
-        attention = _full_on_cuda if query.is_cuda else _full
-        mixed, mass = attention(asked, key, value, num_asked, self.prompt_lengths)
+        mixed, mass = _full(asked, key, value, num_asked, self.prompt_lengths)
         mixed = mixed.unflatten(0, (-1, repeat)).transpose(1, 2).flatten(1, 2)
         return mixed, mass.unflatten(0, (-1, repeat)).transpose(1, 2).flatten(1, 2)
 
@@ -194,11 +212,11 @@ class _Own(Layout):
     """Causal attention within each of several packed sequences, of which some may be empty; also returns the mass."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if query.is_cuda:
+            return _on_cuda(query, key, value, (self.starts, self.starts, self.longest, self.longest), (-1, 0))
         repeat = query.shape[1] // key.shape[1]
         if repeat > 1:
             key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
-        if query.is_cuda:
-            return _on_cuda(query, key, value, (self.starts, self.starts, self.longest, self.longest), (-1, 0))
         # Right-padded: causality keeps real tokens from attending to padding.
         mixed, mass = _flash(self.pad(query), self.pad(key), self.pad(value), is_causal=True)
         return self.unpad(mixed), self.unpad(mass)
@@ -214,14 +232,6 @@ def _full(
     return mixed, torch.cat([mass[0].transpose(0, 1) for _, mass in found])
 
 
-def _full_on_cuda(
-    query: Tensor, key: Tensor, value: Tensor, num_queries: Sequence[int], num_keys: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    nums = (num_queries, num_keys)
-    starts = [torch.tensor([0, *accumulate(each)], dtype=torch.int32, device=query.device) for each in nums]
-    return _on_cuda(query, key, value, (*starts, max(num_queries), max(num_keys)), (-1, -1))
-
-
 def _flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> tuple[Tensor, Tensor]:
     """What `scaled_dot_product_attention` calls on a CPU; this one also returns the mass ([…, heads, T])."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, is_causal=is_causal)
@@ -230,8 +240,9 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -
 def _on_cuda(
     query: Tensor, key: Tensor, value: Tensor, extents: tuple[Any, ...], window: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """`extents`: starts of the queries and of the keys, and the longest of each."""
+    """`extents`: starts of the queries and of the keys, and the longest of each. Query heads may share key heads."""
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
-    mixed, mass = varlen_attn(query, key, value, *extents, window_size=window, return_aux=AuxRequest(lse=True))
+    options = {"window_size": window, "return_aux": AuxRequest(lse=True), **grouping_options()}
+    mixed, mass = varlen_attn(query, key, value, *extents, **options)
     return mixed, mass if mass.shape == mixed.shape[:2] else mass.transpose(0, 1)

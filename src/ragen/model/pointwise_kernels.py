@@ -62,7 +62,7 @@ def _add_norm_gradient(
     of_weight = tl.zeros([block], tl.float32)
     for number in range(0, rows_each):
         row = (program * rows_each + number).to(tl.int64)
-        there = inside & (row < num_rows)
+        there = column < tl.where(row < num_rows, size, 0)
         scale = tl.load(scales + row, mask=row < num_rows, other=0.0)
         value = tl.load(total + row * size + column, mask=there, other=0.0).to(tl.float32)
         outer = tl.load(of_normed + row * size + column, mask=there, other=0.0).to(tl.float32)

@@ -101,8 +101,11 @@ class Learner:
         return TokenScores(old, reference, values)
 
     def _old_log_probs(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """The sampler's own in float32, where it and the learner agree to rounding; else those of a learner's pass."""
-        if next(self.model.parameters()).dtype != torch.float32:
+        """Those of the sampler, or of a pass of the learner: `old_log_probs`."""
+        whose = self.config.actor_rollout_ref.actor.old_log_probs
+        if whose == "auto":
+            whose = "sampler" if next(self.model.parameters()).dtype == torch.float32 else "learner"
+        if whose == "learner":
             return self.scorer.log_probs(self.model, samples)
         return [torch.tensor(sample.log_probs) for sample in samples]
 

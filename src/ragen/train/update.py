@@ -87,7 +87,8 @@ def update_actor(
 ) -> Updated:
     """`ppo_epochs` passes over the samples. `reference` is the model itself, for the KL type that needs all of it."""
     actor = config.actor_rollout_ref.actor
-    num_updates, largest_gap = optimizer.num_updates, 0.0
+    num_updates = optimizer.num_updates
+    first_gaps: list[Tensor] = []
 
     def loss_of(indices: Sequence[int], packed: PackedTokens, weights_T: Tensor, means_T: Tensor):
         scored, terms, diagnostics = actor_terms(model, packed, indices, targets, config, reference)
@@ -96,8 +97,7 @@ def update_actor(
         gap_T = scored.log_probs.detach() - packed.log_probs
         sums |= {GAP: (means_T * gap_T.abs()).sum(), SAMPLER_KL: (means_T * (gap_T.expm1() - gap_T)).sum()}
         if optimizer.num_updates == num_updates:
-            nonlocal largest_gap
-            largest_gap = max(largest_gap, float(gap_T.abs().max()))
+            first_gaps.append(gap_T.abs())
         if ENTROPY in by_name:
             sums["actor/entropy_loss"] = (weights_T * scored.entropies.detach()).sum()
         if KL in by_name:
@@ -120,7 +120,9 @@ def update_actor(
     # Before the first optimizer step sampler and learner are the same policy: what differs there is rounding.
     first = {name: history.pop(name)[0] for name in (GAP, SAMPLER_KL) if name in history}
     metrics = _summary(history, "actor", skipped) | first
-    metrics["rollout/log_prob_diff_max"] = max(workers.gather([largest_gap]))
+    gaps = torch.cat(workers.gather([torch.cat([torch.zeros(0), *(part.cpu() for part in first_gaps)])])).sort().values
+    metrics["rollout/log_prob_diff_p999"] = float(gaps[math.ceil(0.999 * len(gaps)) - 1])
+    metrics["rollout/log_prob_diff_max"] = float(gaps[-1])
     if kl_coefficient := kl_loss_coefficient(config):
         metrics["actor/kl_coef"] = kl_coefficient
     return Updated(metrics | {"train/num_mini_batches": len(history["lr"])}, skipped)
