@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from ragen.types import TokenSequence
 
-# (layer, query [T, heads, head_dim], key and value [T, kv_heads, head_dim]) -> [T, heads, head_dim]
-Attend = Callable[[int, "Tensor", "Tensor", "Tensor"], "Tensor"]
+# (layer, query [T, heads, head_dim], key and value [T, kv_heads, head_dim]) -> [T, heads, head_dim]. A layer of which
+# tokens attend only to the last ones also passes their number, `window=`.
+Attend = Callable[..., "Tensor"]
 
 
 class ModelShape(Protocol):
@@ -58,6 +59,10 @@ class LanguageModel(Protocol):
 
 class SampledModel(LanguageModel, Protocol):
     """A model that an engine samples from."""
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether keys and values are all that later tokens need of earlier ones."""
 
     def fill(self, ids: Tensor, positions: Tensor, attend: Any) -> None:
         """Store keys and values in the cache behind `attend`."""
