@@ -66,7 +66,7 @@ def _add_norm_gradient(
     of_weight = tl.zeros([block], tl.float32)
     for number in range(0, rows_each):
         row = (program * rows_each + number).to(tl.int64)
-        there = inside & (row < num_rows)
+        there = inside & (row + 0 * column < num_rows)  # not a scalar, which Triton's interpreter makes a number
         scale = tl.load(scales + row, mask=row < num_rows, other=0.0)
         value = tl.load(total + row * size + column, mask=there, other=0.0).to(tl.float32)
         outer = tl.load(of_normed + row * size + column, mask=there, other=0.0).to(tl.float32)
@@ -148,9 +148,9 @@ def _norm_heads_gradient(
     of_weight = tl.zeros([block_heads, block], tl.float32)
     for number in range(0, tokens_each):
         token = (program * tokens_each + number).to(tl.int64)
-        there = inside & (token < num_tokens)
-        scale = tl.load(scales + token * num_normed + row, mask=(row < num_normed) & (token < num_tokens), other=0.0)
-        scale = scale[:, None]
+        there = inside & (token + 0 * column < num_tokens)
+        place = tl.minimum(token, num_tokens - 1) * num_normed + row  # beyond the last token everything else is 0
+        scale = tl.load(scales + place, mask=row < num_normed, other=0.0)[:, None]
         value = tl.load(heads + token * stride + head * size + column, mask=there, other=0.0).to(tl.float32)
         given = tl.load(of_normed + token * outer_stride + head * size + column, mask=there, other=0.0).to(tl.float32)
         of_weight += given * value * scale
