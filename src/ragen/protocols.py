@@ -46,6 +46,14 @@ class LanguageModel(Protocol):
     @property
     def shape(self) -> ModelShape: ...
 
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether keys and values are all that later tokens need of earlier ones."""
+
+    @property
+    def window(self) -> int | None:
+        """The number of tokens that a token attends to, itself included, where some layer limits it."""
+
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
         """The last hidden state of each token, or of some `rows` only."""
 
@@ -59,10 +67,6 @@ class LanguageModel(Protocol):
 
 class SampledModel(LanguageModel, Protocol):
     """A model that an engine samples from."""
-
-    @property
-    def is_cacheable(self) -> bool:
-        """Whether keys and values are all that later tokens need of earlier ones."""
 
     def fill(self, ids: Tensor, positions: Tensor, attend: Any) -> None:
         """Store keys and values in the cache behind `attend`."""

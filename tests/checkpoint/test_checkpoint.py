@@ -715,9 +715,16 @@ def test_another_models_checkpoint_is_refused(store, config, message):
     assert everything(Parts(part)) == before
 
 
-def test_the_other_way_round_too(store):
-    path = store.save(1, Parts(make_part(Qwen3Config(**SIZES, tie_word_embeddings=True))))
-    with pytest.raises(OtherModel, match="model_type qwen3"):
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Olmo2Config(**SIZES, tie_word_embeddings=True), "model_type olmo2"),
+        (Qwen3Config(**SIZES, head_dim=4, tie_word_embeddings=True), "qkv_bias is False there"),
+    ],
+)
+def test_the_other_way_round_too(store, config, message):
+    path = store.save(1, Parts(make_part(config)))
+    with pytest.raises(OtherModel, match=message):
         restore(path, make_parts(critic=False))
 
 

@@ -230,10 +230,14 @@ class Decoder(nn.Module):
         return (angles.cos() * self.shape.rope_gain).to(dtype), (angles.sin() * self.shape.rope_gain).to(dtype)
 
     def _within_window(self, attend: Attend) -> Attend:
-        return attend if self.shape.window is None else partial(attend, window=self.shape.window)
+        return attend if self.window is None else partial(attend, window=self.window)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.head_weight)
+
+    @property
+    def window(self) -> int | None:
+        return self.shape.window
 
     @property
     def head_weight(self) -> Tensor:

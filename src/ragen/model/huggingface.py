@@ -15,7 +15,6 @@ sampler's cache does not hold what they carry (`is_cacheable` is False).
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -93,7 +92,8 @@ class HuggingFaceModel(nn.Module):
             tied_embeddings=bool(config.tie_word_embeddings),
         )
         self.gradient_checkpointing = False  # no effect here
-        self.is_packable = self.is_cacheable = True  # until `check`
+        self.is_packable = self.is_cacheable = True  # until `check`, like the next
+        self.window: int | None = None
         self.max_positions = _max_positions(module, config)  # 0: unlimited
 
     @property
@@ -168,8 +168,9 @@ class HuggingFaceModel(nn.Module):
         if not self.is_packable and not _close(self._whole(ids, CHECKED), torch.cat(alone)):
             raise refused(self.kind, "sequences of one batch change each other's results")
         self.is_cacheable = self.is_packable and self._continues(parts[0], len(start), alone[0])
+        self.window = min((window for window in first.windows if window is not None), default=None)
         window = getattr(self.module.config.get_text_config(), "sliding_window", None)
-        if window and window not in first.windows:  # a window that only a mask would enforce
+        if window and not self.window:  # a window that only a mask would enforce
             self.max_positions = min(self.max_positions or window, window)
 
     def _whole(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -177,19 +178,15 @@ class HuggingFaceModel(nn.Module):
         return self.hidden(ids, attend.positions, attend)
 
     def _continues(self, ids: Tensor, num_first: int, wanted: Tensor) -> bool:
-        """Whether the same comes out if the rest sees the first tokens only by keys and values, all of one shape."""
+        """Whether the same comes out if the rest sees the first tokens only by keys and values of the known shape."""
         attend = _Continued()
         positions = torch.arange(len(ids), device=ids.device)
         sizes = [num_first, len(ids) - num_first]
         parts = zip(ids.split(sizes), positions.split(sizes), strict=True)
         if not _close(torch.cat([self.hidden(*part, attend) for part in parts]), wanted):
             return False
-        shapes = {part.shape[1:] for pair in attend.held.values() for part in pair}
-        if len(shapes) != 1:
-            return False
-        num_kv_heads, head_dim = shapes.pop()
-        self.shape = replace(self.shape, num_kv_heads=num_kv_heads, head_dim=head_dim)
-        return True
+        shapes = {tuple(part.shape[1:]) for pair in attend.held.values() for part in pair}
+        return shapes == {(self.shape.num_kv_heads, self.shape.head_dim)}
 
 
 class _Recording(Packed):

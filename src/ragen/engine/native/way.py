@@ -29,7 +29,7 @@ def choose_way(model: SampledModel, max_tokens: int | None = None) -> Way:
     """`max_tokens` is the length of the longest conversation, if known."""
     device = next(model.parameters()).device
     if not model.is_cacheable:
-        why = "this model keeps more of earlier tokens than keys and values of one size"
+        why = "this model keeps more of earlier tokens than keys and values, or keeps them in another shape"
         burst = CUDA_BURST if device.type == "cuda" else CPU_BURST
         return Way(False, False, burst, f"sampling: each token computes its conversation again ({why})", True)
     if device.type != "cuda":
@@ -70,7 +70,7 @@ def _waits_for_the_gpu(model: SampledModel) -> bool:
 def _missing_for_triton(model: SampledModel, device: torch.device, max_tokens: int | None) -> str:
     if not isinstance(model, Decoder):
         return "a Hugging Face module"
-    window = model.shape.window
+    window = model.window
     if window is not None and (max_tokens is None or max_tokens > window):
         return f"no Triton kernel for a sliding window of {window} tokens"
     if importlib.util.find_spec("triton") is None:
