@@ -8,15 +8,18 @@
 3. The same draws with graphs on and off, bit for bit: the same kernels compute the same logits.
 4. Against the plain operations logits differ by rounding, in bf16 visibly, and so do some replies. At the first token
    that differs, the draw is within rounding of the border between both tokens, by the CPU's float32 probabilities.
+5. Families: norms of queries and keys, scaled positions, a window, captured Hugging Face modules, a hybrid.
 Exits with status 1 if any of it fails.
 """
 
 import random
 import sys
+from dataclasses import replace
 
 import torch
 from conversations import EveryToken, Scripted
 from measuring import machine
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from ragen.engine.base import Sampling
 from ragen.engine.native.engine import NativeEngine
@@ -26,6 +29,7 @@ from ragen.engine.native.slots import IDS, LENGTHS, Slots
 from ragen.engine.native.way import Way
 from ragen.model.attention import Packed
 from ragen.model.decoder import Decoder, Shape
+from ragen.model.huggingface import ATTENTION, HuggingFaceModel
 
 SMALL = Shape(211, 256, 512, 3, 8, 2, 32, 10_000.0, 1e-6, qkv_bias=True, tied_embeddings=True)
 MIDDLE = Shape(49152, 1024, 2816, 8, 16, 2, 64, 10_000.0, 1e-6, qkv_bias=True, tied_embeddings=True)
@@ -216,6 +220,68 @@ def check_rounding(device: str = "cuda") -> None:
             )
 
 
+# --- 5. families ----------------------------------------------------------------------------------------------------
+
+FAMILIES = {
+    "Qwen3": replace(SMALL, qk_norm=True, qkv_bias=False),
+    "yarn": replace(SMALL, scaled_frequencies=tuple(0.7**number for number in range(16)), rope_gain=1.2),
+    "window": replace(SMALL, window=40),
+}
+SIZES = dict(
+    vocab_size=SMALL.vocab_size, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=8,
+    num_key_value_heads=2, head_dim=32, pad_token_id=0, bos_token_id=0, eos_token_id=END,
+)  # fmt: skip
+MODULES = {
+    "olmo2": {},
+    "olmo3": {"sliding_window": 40},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+}
+
+
+def module_of(kind: str, changes: dict, dtype: torch.dtype, device: str) -> HuggingFaceModel:
+    config = AutoConfig.for_model(kind, **SIZES | changes)
+    torch.manual_seed(0)
+    module = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).eval()
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight += 0.1 * torch.randn(weight.shape)
+    return HuggingFaceModel(module.to(device, dtype)).check()
+
+
+def check_families() -> None:
+    for name, shape in FAMILIES.items():
+        check_same_replies(name, *(make(shape, torch.float32, device, 1.5) for device in ("cpu", "cuda")))
+    for kind, changes in MODULES.items():
+        check_same_replies(kind, *(module_of(kind, changes, torch.float32, device) for device in ("cpu", "cuda")))
+    check_hybrid()
+
+
+def check_same_replies(name: str, cpu: Decoder | HuggingFaceModel, gpu: Decoder | HuggingFaceModel) -> None:
+    sampling = Sampling(1.0, 1.0, -1, False, max_tokens=60, stop_at_answer=False)
+    engines = [NativeEngine(model, EveryToken(SMALL.vocab_size), END, max_rows=9) for model in (cpu, gpu)]
+    ours, theirs = ([one.replies for one in played(engine, 7, 30, sampling)] for engine in engines)
+    pairs = [pair for left, right in zip(ours, theirs, strict=True) for pair in zip(left, right, strict=True)]
+    same = sum(left.ids == right.ids for left, right in pairs)
+    expect(
+        same > 0.95 * len(pairs), f"{name}: {same} of {len(pairs)} replies are those of the CPU; {engines[1].way.text}"
+    )
+
+
+@torch.no_grad()
+def check_hybrid() -> None:
+    """Packed sequences on the GPU in bf16 against the CPU in float32."""
+    changes = {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+    lengths = (70, 1, 200)
+    ids = torch.randint(2, SMALL.vocab_size, (sum(lengths),), generator=torch.Generator().manual_seed(0))
+    found = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        model, attend = module_of("lfm2", changes, dtype, device), Packed(lengths, device)
+        found.append(model.logits(model.hidden(ids.to(device), attend.positions, attend)).float().cpu())
+        expect(not model.is_packable, f"a hybrid is recognised in {dtype}")
+    error = float((found[1] - found[0]).norm() / found[0].norm())
+    expect(error < 0.05, f"its packed logits in bf16, relative error: {error:.1e}")
+
+
 def main() -> None:
     print(machine())
     check_logits()
@@ -223,6 +289,7 @@ def main() -> None:
     check_conversations(cpu, gpu)
     check_replay(gpu)
     check_rounding()
+    check_families()
     sys.exit(f"{len(failures)} checks failed" if failures else 0)
 
 

@@ -8,6 +8,7 @@ worse than those of plain operations. Exit status 1 if anything is off.
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from measuring import DEVICE, SHAPES, machine, milliseconds, random_decoder, relative
@@ -44,6 +45,7 @@ def check_pointwise() -> None:
     torch.manual_seed(0)
     heads = torch.randn(1000, 20, 128, device=DEVICE).bfloat16()
     gate_up = (3 * torch.randn(1000, 2 * 11008, device=DEVICE)).bfloat16()
+    gains = 1 + torch.randn(2, 128, device=DEVICE).bfloat16()  # of queries and keys
     angles = torch.rand(1000, 1, 64, device=DEVICE) * 6
     cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
     found = {}
@@ -52,24 +54,26 @@ def check_pointwise() -> None:
         ("plain", torch.bfloat16, True),
         ("ours", torch.bfloat16, False),
     ):
-        given = [part.to(kind, copy=True).requires_grad_() for part in (heads, gate_up)]
+        given = [part.to(kind, copy=True).requires_grad_() for part in (heads, gate_up, *gains)]
         before = pointwise.has_kernels
         if use_plain:
             pointwise.has_kernels = plain
         outputs = (
             *pointwise.split_heads(given[0], cos.to(kind), sin.to(kind), (16, 2, 2)),
             pointwise.swiglu(given[1]),
+            pointwise.norm_heads(given[0], given[2], given[3], (16, 2, 2), 1e-6),
         )
         pointwise.has_kernels = before
         torch.manual_seed(1)
         outer = [torch.randn(part.shape, device=DEVICE).bfloat16().to(kind) for part in outputs]
         torch.autograd.backward(outputs, outer)
         found[name] = [*(part.detach() for part in outputs), *(part.grad for part in given)]
-    names = ("query", "key", "value", "swiglu", "gradient of heads", "gradient of gate and up")
+    names = ("query", "key", "value", "swiglu", "normed heads", "gradient of heads", "gradient of gate and up",
+             "gradient of the queries' norm", "gradient of the keys' norm")  # fmt: skip
     for number, name in enumerate(names):
         ours, torchs, exact = (found[who][number] for who in ("ours", "plain", "exact"))
         equal, errors = torch.equal(ours, torchs), [relative(part, exact) for part in (ours, torchs)]
-        is_forward = number < 4
+        is_forward = number < 5
         passed = (
             (ours - torchs).abs().max() <= 0.01 * torchs.abs().max() if is_forward else errors[0] <= 1.1 * errors[1]
         )
@@ -91,8 +95,14 @@ def gradients(model, packed_rows: torch.Tensor, ids: torch.Tensor, attend: Packe
 
 
 def check_decoder() -> None:
-    """A small model: kernels in bf16 against plain operations in bf16, both against float32 on the CPU."""
-    shape = decoder.Shape(5000, 256, 688, 4, 8, 2, 64, 1e6, 1e-6, True, True)
+    """Small models: kernels in bf16 against plain operations in bf16, both against float32 on the CPU."""
+    plain_shape = decoder.Shape(5000, 256, 688, 4, 8, 2, 64, 1e6, 1e-6, True, True)
+    check_gradients("decoder", plain_shape)
+    check_gradients("decoder with norms of queries and keys", replace(plain_shape, qk_norm=True, qkv_bias=False))
+    check_gradients("decoder with a window of 50 tokens", replace(plain_shape, window=50))
+
+
+def check_gradients(what: str, shape: decoder.Shape) -> None:
     lengths = [130, 70, 200, 33]
     torch.manual_seed(0)
     ids = torch.randint(5000, (sum(lengths),))
@@ -126,8 +136,8 @@ def check_decoder() -> None:
         for name, parts in found.items()
     }
     detail = ", ".join(f"{name} {error:.2e}" for name, error in total.items() if name != "exact")
-    check("decoder's gradients against float64", total["ours"] <= 1.1 * total["plain"], detail)
-    check("recomputing two layers", total["two layers recomputed"] <= 1.1 * total["plain"])
+    check(f"{what}: gradients against float64", total["ours"] <= 1.1 * total["plain"], detail)
+    check(f"{what}: recomputing two layers", total["two layers recomputed"] <= 1.1 * total["plain"])
 
 
 def check_depth() -> None:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from ragen.types import TokenSequence
 
-# (layer, query [T, heads, head_dim], key and value [T, kv_heads, head_dim]) -> [T, heads, head_dim]
-Attend = Callable[[int, "Tensor", "Tensor", "Tensor"], "Tensor"]
+# (layer, query [T, heads, head_dim], key and value [T, kv_heads, head_dim]) -> [T, heads, head_dim]. A layer of which
+# tokens attend only to the last ones also passes their number, `window=`.
+Attend = Callable[..., "Tensor"]
 
 
 class ModelShape(Protocol):
@@ -44,6 +45,14 @@ class LanguageModel(Protocol):
 
     @property
     def shape(self) -> ModelShape: ...
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether keys and values are all that later tokens need of earlier ones."""
+
+    @property
+    def window(self) -> int | None:
+        """The number of tokens that a token attends to, itself included, where some layer limits it."""
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
         """The last hidden state of each token, or of some `rows` only."""

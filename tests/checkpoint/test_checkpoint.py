@@ -20,7 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from ragen.checkpoint import model_folder, save
 from ragen.checkpoint.parts import Part, Parts, part_of
@@ -31,7 +39,7 @@ from ragen.config.compose import resolve
 from ragen.config.schema import Optimizer
 from ragen.model.attention import Packed
 from ragen.model.critic import Critic
-from ragen.model.decoder import Decoder, Shape, to_huggingface
+from ragen.model.decoder import Decoder, Shape, to_huggingface, unsupported
 from ragen.model.huggingface import ATTENTION, HuggingFaceModel
 from ragen.model.load import LoadedModel, Source
 from ragen.store import manifest
@@ -58,7 +66,7 @@ class RandomCritic(Critic):
 
 def make_model(config, dtype=torch.float32, seed=0):
     torch.manual_seed(seed)
-    if config.model_type == "qwen3":
+    if unsupported(config):
         model = HuggingFaceModel(AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION))
     else:
         model = Decoder(Shape.of(config))
@@ -142,7 +150,7 @@ def test_the_layout(store):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("family", [Qwen2Config, LlamaConfig, Qwen3Config])
+@pytest.mark.parametrize("family", [Qwen2Config, LlamaConfig, Qwen3Config, MistralConfig, Olmo2Config])
 def test_transformers_opens_the_actor(store, family, tied, dtype):
     part = make_part(family(**SIZES, tie_word_embeddings=tied), dtype)
     path = store.save(1, Parts(part)) / "actor"
@@ -286,7 +294,7 @@ def test_the_learning_rate_goes_on_where_it_was(store):
 
 
 def test_another_family_is_restored(store):
-    before, after = (make_part(Qwen3Config(**SIZES, tie_word_embeddings=True), seed=seed) for seed in (0, 1))
+    before, after = (make_part(Olmo2Config(**SIZES, tie_word_embeddings=True), seed=seed) for seed in (0, 1))
     train(Parts(before), 2)
     assert everything(Parts(after)) != everything(Parts(before))
     restore(store.save(2, Parts(before)), Parts(after))
@@ -351,7 +359,7 @@ def test_any_state_comes_back(tmp_path_factory, state):
 
 
 def test_nothing_is_unpickled(store, monkeypatch):
-    parts = [make_parts(), Parts(make_part(Qwen3Config(**SIZES)))]
+    parts = [make_parts(), Parts(make_part(Olmo2Config(**SIZES)))]
     paths = [store.save(1, parts[0], keep=True), store.save(2, parts[1])]
     for path in paths:  # not listed, so not looked at
         (path / "actor" / "pytorch_model.bin").write_bytes(pickle.dumps(print))
@@ -706,9 +714,16 @@ def test_another_models_checkpoint_is_refused(store, config, message):
     assert everything(Parts(part)) == before
 
 
-def test_the_other_way_round_too(store):
-    path = store.save(1, Parts(make_part(Qwen3Config(**SIZES, tie_word_embeddings=True))))
-    with pytest.raises(OtherModel, match="model_type qwen3"):
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Olmo2Config(**SIZES, tie_word_embeddings=True), "model_type olmo2"),
+        (Qwen3Config(**SIZES, head_dim=4, tie_word_embeddings=True), "qkv_bias is False there"),
+    ],
+)
+def test_the_other_way_round_too(store, config, message):
+    path = store.save(1, Parts(make_part(config)))
+    with pytest.raises(OtherModel, match=message):
         restore(path, make_parts(critic=False))
 
 

@@ -1,5 +1,6 @@
 """The matrix against plain forward passes, one for every pair; and what it says of models whose answer is known."""
 
+import copy
 import math
 import threading
 from types import SimpleNamespace
@@ -9,7 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_pairs import samples_of
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Lfm2Config,
+    MistralConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from ragen.diagnose import cross_score
 from ragen.diagnose.collapse import metrics_of
@@ -44,6 +53,27 @@ def adapted():
     return HuggingFaceModel(module), theirs
 
 
+def windowed():
+    """A window shorter than most pairs."""
+    torch.manual_seed(5)
+    theirs = sharpened(AutoModelForCausalLM.from_config(MistralConfig(**SIZES, sliding_window=4)).eval())
+    ours = Decoder(Shape.of(theirs.config))
+    from_huggingface(ours, theirs.state_dict())
+    return ours, theirs
+
+
+def hybrid():
+    """Its convolutions see tokens of the prompt, not only keys and values."""
+    torch.manual_seed(6)
+    config = Lfm2Config(
+        **SIZES, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False, pad_token_id=0
+    )  # fmt: skip
+    theirs = sharpened(AutoModelForCausalLM.from_config(config).eval())
+    module = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=ATTENTION).eval()
+    module.load_state_dict(theirs.state_dict())
+    return HuggingFaceModel(module).check(), theirs
+
+
 def sharpened(module):
     """Large weights, so that what is attended to matters."""
     with torch.no_grad():
@@ -53,7 +83,7 @@ def sharpened(module):
     return module
 
 
-MODELS = {"native": native(), "adapted": adapted()}
+MODELS = {"native": native(), "adapted": adapted(), "windowed": windowed(), "hybrid": hybrid()}
 
 
 @torch.no_grad()
@@ -97,6 +127,8 @@ def made_up(*lengths, seed=0):
 
 class Counted:
     """A model that notes how many tokens each pass computes."""
+
+    is_cacheable, window = True, None
 
     def __init__(self, model):
         self.model, self.shape, self.logits, self.passes = model, model.shape, model.logits, []
@@ -219,7 +251,10 @@ def test_where_one_worker_fails_all_of_them_are_told_why():
     def broken(*given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    models = [ours, SimpleNamespace(shape=ours.shape, logits=ours.logits, hidden=broken)]
+    models = [
+        ours,
+        SimpleNamespace(shape=ours.shape, is_cacheable=True, window=None, logits=ours.logits, hidden=broken),
+    ]
     shared = with_workers(
         2, lambda rank, workers: cross_log_probs(models[rank], made_up(4, 5, 6), made_up(3, 2), 1.0, 2, workers)
     )
@@ -234,6 +269,8 @@ def test_where_one_worker_fails_all_of_them_are_told_why():
 
 class Bigrams:
     """The next token depends on the last one alone, by a table of probabilities."""
+
+    is_cacheable, window = True, None
 
     def __init__(self, table):
         self.scores = torch.tensor(table).clamp(min=1e-30).log()

@@ -32,6 +32,8 @@ class Digits:
 class Uniform:
     """Every token is as likely."""
 
+    is_cacheable, window = True, None
+
     shape = SimpleNamespace(vocab_size=10)
 
     def hidden(self, ids, positions, attend, rows):

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import needs_triton
+from test_engine_families import module_pair, native_pair
 from test_native import END, SAMPLING, Letters, Scripted, check_against_oracle, models, samplings, scripts, splitmix
 
 from ragen.engine.base import Sampling
@@ -41,6 +42,22 @@ def test_replies_equal_the_oracles(models, listed, sampling, max_rows, burst):
     check_against_oracle(conversations, theirs, sampling)
 
 
+@pytest.mark.parametrize("family", ["qwen3, yarn", "llama3", "mistral, short window"])
+def test_slots_serve_every_family(family):
+    ours, theirs = native_pair(family)
+    conversations = long_and_short(5)
+    slot_engine(ours, False, max_rows=3).run(conversations, SAMPLING)
+    check_against_oracle(conversations, theirs, SAMPLING)
+
+
+def test_slots_serve_hugging_face_modules():
+    """Without our kernels nothing is asked of a model but what its protocol has, so that it can be captured too."""
+    ours, theirs = module_pair("olmo3")
+    conversations = long_and_short(5)
+    slot_engine(ours, False, max_rows=3).run(conversations, SAMPLING)
+    check_against_oracle(conversations, theirs, SAMPLING)
+
+
 def long_and_short(num, first_key=0):
     return [
         Scripted([tuple(2 + (key + at) % 30 for at in range(1 + 7 * (key % 4)))] * (1 + key % 3), True, first_key + key)
@@ -50,8 +67,9 @@ def long_and_short(num, first_key=0):
 
 @pytest.mark.slow
 @needs_triton
-def test_with_triton_kernels_replies_equal_the_oracles(models):
-    ours, theirs = models
+@pytest.mark.parametrize("family", ["qwen2", "qwen3, yarn"])
+def test_with_triton_kernels_replies_equal_the_oracles(models, family):
+    ours, theirs = models if family == "qwen2" else native_pair(family)
     sampling = Sampling(temperature=0.7, top_p=1.0, top_k=-1, greedy=False, max_tokens=3, stop_at_answer=True)
     conversations = long_and_short(4)
     slot_engine(ours, True, max_rows=3, burst=2).run(conversations, sampling)

@@ -39,7 +39,7 @@ def packed_ids(*lengths):
     return torch.randint(0, 50, (sum(lengths),), generator=torch.Generator().manual_seed(4)), Packed(lengths)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", list(FAMILIES))
 @pytest.mark.parametrize("tied", [True, False])
 def test_packed_logits_equal_theirs_one_by_one(family, tied):
     config, theirs = make(family, tie_word_embeddings=tied)
@@ -52,7 +52,7 @@ def test_packed_logits_equal_theirs_one_by_one(family, tied):
     assert torch.allclose(got, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("family", list(FAMILIES))
 def test_weights_go_out_under_their_names(family):
     config, theirs = make(family, tie_word_embeddings=False)
     ours = Decoder(Shape.of(config))
@@ -73,10 +73,10 @@ def test_missing_weights_are_named():
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
-        ("qwen3", {}, "qwen3"),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 4}, "sliding window in some layers"),
         ("llama", {"attention_bias": True}, "attention_bias"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
-        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope type linear"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type dynamic"),
     ],
 )
 def test_what_the_decoder_cannot_compute_is_refused(family, changes, reason):

@@ -60,7 +60,7 @@ def test_a_missing_shard_is_told_with_its_folder(folder):
 
 def test_a_damaged_model_of_another_family_is_named(folder):
     config = folder / "config.json"
-    config.write_text(config.read_text().replace('"qwen2"', '"qwen3"'))
+    config.write_text(config.read_text().replace('"qwen2"', '"olmo2"'))
     cut(folder / "model.safetensors")
     with pytest.raises(ConfigError, match=rf"could not load {folder}/\*.safetensors: SafetensorError"):
         load_model(find_model(str(folder)), "cpu")

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from ragen.errors import ConfigError
 from ragen.model.attention import Packed
@@ -40,7 +49,8 @@ SIZES = dict(
 FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),  # the Hugging Face module
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),  # the Hugging Face module
 }
 CPU = torch.device("cpu")
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -54,7 +64,7 @@ def make(family):
     torch.manual_seed(0)
     config = config_class(**SIZES)
     theirs = model_class(copy.deepcopy(config)).eval()
-    if family == "qwen3":
+    if family == "olmo2":
         config._attn_implementation = ATTENTION
         ours = HuggingFaceModel(model_class(config).eval())
         ours.module.load_state_dict(theirs.state_dict())
@@ -353,7 +363,7 @@ def test_we_open_those_of_peft(tmp_path, family, targets):
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "olmo2"])
 @pytest.mark.parametrize("targets", ["q_proj,qproj", ["q_proj", "qproj"]])
 def test_unknown_layers_are_refused_with_those_that_there_are(family, targets):
     ours, _ = make(family)
@@ -495,7 +505,7 @@ def test_a_folder_with_an_adapter_is_a_model(tmp_path):
 def test_an_adapter_is_merged_before_anything_is_rounded_or_not_at_all(tmp_path, family):
     """Of changes that bf16 weights cannot hold, what plays keeps all, and what is merged no less than it must."""
     base = "pocket"
-    if family == "qwen3":
+    if family == "olmo2":
         base = str(tmp_path / "base")
         torch.manual_seed(0)
         Qwen3ForCausalLM(Qwen3Config(**SIZES | {"vocab_size": 622})).save_pretrained(base)

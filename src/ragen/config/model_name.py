@@ -1,7 +1,7 @@
 """What the name of a model means before anything of it is loaded, and which model is taken if none is named.
 
 folder_of("models/mine")        # the directory, or None for `pocket` and for a hub name
-is_decoder("pocket")            # True: its layers have the names of Llama and Qwen2
+is_decoder("pocket")            # True: its layers have the names of Llama's
 name, why = choose(os.environ)  # a small Qwen with a GPU and weights or a hub, else `pocket`
 """
 
@@ -14,6 +14,7 @@ from ragen.config import v1
 from ragen.config.pocket_defaults import PACKAGED
 from ragen.machine import cached_models, num_gpus
 
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # Hugging Face `model_type`s of `model.decoder`
 RANDOM = "random:"  # and the name of a shape: random weights
 QWEN: str = v1.KEYS["model.base_model"].default
 
@@ -25,12 +26,14 @@ def folder_of(name: str) -> Path | None:
 
 
 def is_decoder(name: str) -> bool:
-    """Whether a model is known, before it is loaded, to be a Llama or Qwen2, which name their layers alike."""
+    """Whether a model is known, before it is loaded, to be of a family that `model.decoder` implements: all name their
+    layers alike.
+    """
     folder = folder_of(name)
     if folder is None:
         return name in PACKAGED or name.startswith(RANDOM)
     try:
-        return json.loads((folder / "config.json").read_bytes())["model_type"] in ("llama", "qwen2")
+        return json.loads((folder / "config.json").read_bytes())["model_type"] in FAMILIES
     except (OSError, ValueError, KeyError, TypeError):
         return False  # loading it reports what is wrong
 

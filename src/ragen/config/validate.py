@@ -25,7 +25,7 @@ from ragen.env.registry import make
 from ragen.errors import ConfigError, did_you_mean, nearest_of, raise_any, refused, shown
 
 ALL_LINEAR = "all-linear"
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of Llama and Qwen2
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # of `model.decoder`
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 NUM_TRIED = 3  # levels of a split, if the first one is refused
 Problems = Iterator[ConfigError]

@@ -7,7 +7,8 @@ A prompt is computed once, and all reasonings use its keys and values: a pass ho
 see their prompt and themselves (`CrossAttend`). Equal prompts and equal reasonings are computed once. The last token of
 a reasoning predicts nothing that is needed, so it is skipped. With P tokens in all prompts and Z in all reasonings the
 cost is at most P + (number of prompts) x Z tokens. The prefix that prompts share (the system text) is computed for
-each: with 64 reasonings per prompt that is a few percent of the work.
+each: with 64 reasonings per prompt that is a few percent of the work. If tokens of a model see more of a prompt than
+its keys and values, or only the last of them, every pair is a sequence and nothing is shared.
 
 A pass has at most `max_pairs` pairs of prompt and reasoning, and on a CPU at most CPU_TOKENS tokens. The passes do not
 depend on the number of workers: workers share them, and all get all numbers. On a GPU no pass waits for the one before:
@@ -93,6 +94,9 @@ def _columns(
     model: LanguageModel, prompts: list[Ids], rows: list[Ids], temperature: float, max_pairs: int, device: torch.device
 ) -> Tensor:
     """log p of every row after each of these prompts: [prompts, rows], in float64, on the device."""
+    longest = max(map(len, prompts)) + max(map(len, rows))
+    if not model.is_cacheable or (model.window is not None and model.window < longest):
+        return _columns_of_whole_pairs(model, prompts, rows, temperature, max_pairs, device)
     held: Held = {}
     sums = torch.zeros(len(prompts), len(rows), dtype=torch.float64, device=device)
     # A block leaves room for all rows, or it has one prompt and the rows take several passes.
@@ -120,6 +124,25 @@ def _columns(
 
 def _ids(ids: Iterable[int]) -> Tensor:
     return torch.tensor(list(ids), dtype=torch.int64)
+
+
+def _columns_of_whole_pairs(
+    model: LanguageModel, prompts: list[Ids], rows: list[Ids], temperature: float, max_pairs: int, device: torch.device
+) -> Tensor:
+    """The same, without anything shared."""
+    pairs = [(prompt, row) for prompt in prompts for row in rows]
+    sums = torch.zeros(len(pairs), dtype=torch.float64, device=device)
+    for indices in micro_batches([len(prompt) + len(row) - 1 for prompt, row in pairs], max_pairs, device):
+        chunk = [pairs[index] for index in indices]
+        attend = Packed([len(prompt) + len(row) - 1 for prompt, row in chunk], device)
+        ids = torch.tensor([id_ for prompt, row in chunk for id_ in (*prompt, *row[:-1])], device=device)
+        first = torch.tensor([len(prompt) - 1 for prompt, _ in chunk], device=device)  # it predicts the row's first
+        wanted = (attend.positions >= first[attend.sequences]).nonzero()[:, 0]
+        targets = torch.tensor([id_ for _, row in chunk for id_ in row], device=device)
+        hidden = model.hidden(ids, attend.positions, attend, wanted)
+        log_probs = _log_probs(model, hidden, targets, temperature).double()
+        sums[indices] = torch.stack([part.sum() for part in log_probs.split([len(row) for _, row in chunk])])
+    return sums.view(len(prompts), len(rows))
 
 
 def _log_probs(model: LanguageModel, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -175,7 +198,8 @@ class CrossAttend:
         behind = shifts + self.own.positions
         self.positions = behind if self.prompts is None else torch.cat([self.prompts.positions, behind])
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
+        """No sequence is longer than the `window`."""
         start, mixed = self.num_prompt_tokens, torch.empty_like(query)
         if self.prompts is not None:
             self.held[layer] = (key[:start].clone(), value[:start].clone())

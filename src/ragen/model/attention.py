@@ -60,24 +60,32 @@ class Packed(Layout):
         assert len(lengths) > 0 and min(lengths) > 0
         super().__init__(lengths, device)
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
+        """With a `window`, a token attends to this many tokens, itself included."""
+        if window is not None and window >= self.longest:
+            window = None
         if query.is_cuda:
-            return self._variable_length(query, key, value)
-        return self._padded(query, key, value)
+            return self._variable_length(query, key, value, window)
+        return self._padded(query, key, value, window)
 
-    def _padded(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _padded(self, query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
         """Right-padded, so causality alone keeps real tokens from attending to padding."""
         query, key, value = (self.pad(part) for part in (query, key, value))
+        visible = None
+        if window is not None:
+            before = torch.arange(self.longest)[:, None] - torch.arange(self.longest)
+            visible = ((before >= 0) & (before < window)).to(query.device)
         mixed = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
+            query, key, value, visible, is_causal=visible is None, enable_gqa=query.shape[1] != key.shape[1]
         )
         return self.unpad(mixed)
 
-    def _variable_length(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _variable_length(self, query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         lengths = (self.starts, self.starts, self.longest, self.longest)
-        # The window: all keys to the left, none to the right.
-        mixed = varlen_attn(query, key, value, *lengths, window_size=(-1, 0), **grouping_options())
+        # Keys to the left, all (-1) or as many as the window has besides the token; none to the right.
+        left = -1 if window is None else window - 1
+        mixed = varlen_attn(query, key, value, *lengths, window_size=(left, 0), **grouping_options())
         assert isinstance(mixed, Tensor)
         return mixed

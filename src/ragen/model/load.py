@@ -25,7 +25,7 @@ from ragen.config.pocket_defaults import NAMES as EMBEDDED
 from ragen.config.pocket_defaults import PACKAGED
 from ragen.errors import ConfigError
 from ragen.model import lora, random_weights, smollm2
-from ragen.model.decoder import FAMILIES, Decoder, Shape, TrainableModel, from_huggingface
+from ragen.model.decoder import Decoder, Shape, TrainableModel, from_huggingface, unsupported
 from ragen.model.digest import digest
 from ragen.store.lineage import CHECKPOINT, find_folder, is_path
 
@@ -144,7 +144,8 @@ def load_model(source: Source, device: str | torch.device | None = None, merge: 
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     loaded = _load(source, torch.float32 if device.type == "cpu" else torch.bfloat16, merge, device)
-    return replace(loaded, model=loaded.model.to(device))
+    model = loaded.model.to(device)
+    return replace(loaded, model=model if isinstance(model, Decoder) else model.check())
 
 
 def converted(source: Source) -> Source:
@@ -166,8 +167,8 @@ def _load(source: Source, dtype: torch.dtype, merge: bool, device: torch.device)
     with _reading(source.folder / "config.json", Exception):
         config = AutoConfig.from_pretrained(source.folder)
     tokenizer = _read_tokenizer(source.folder)
-    if config.model_type not in FAMILIES:
-        return LoadedModel(_load_theirs(source.folder, dtype), tokenizer, source)
+    if unsupported(config):
+        return LoadedModel(_load_theirs(source.folder, config.model_type, dtype), tokenizer, source)
     if random_weights.is_random(source.name):
         return LoadedModel(random_weights.make(config, dtype, device), tokenizer, source)
     if source.name == "pocket-blank":
@@ -205,15 +206,20 @@ def _cast(model: TrainableModel, dtype: torch.dtype) -> TrainableModel:
     return model
 
 
-def _load_theirs(folder: Path, dtype: torch.dtype) -> "HuggingFaceModel":
+def _load_theirs(folder: Path, kind: str, dtype: torch.dtype) -> "HuggingFaceModel":
     """A model of another family: their module, our attention."""
     from transformers import AutoModelForCausalLM
 
-    from ragen.model.huggingface import ATTENTION, HuggingFaceModel
+    from ragen.model.huggingface import ATTENTION, NOT_THEIR_FUNCTION, HuggingFaceModel, refused
 
-    with _reading(folder / "*.safetensors", SafetensorError, ValueError, OSError):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION)
-    return HuggingFaceModel(model.eval()).check()
+    try:
+        with _reading(folder / "*.safetensors", SafetensorError, ValueError, OSError):
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION)
+    except KeyError as error:
+        if error.args != (ATTENTION,):
+            raise
+        raise refused(kind, NOT_THEIR_FUNCTION) from error  # it has a table of attentions, in which ours is not
+    return HuggingFaceModel(model.eval())
 
 
 @contextmanager
@@ -244,7 +250,8 @@ def _read_tokenizer(folder: Path) -> Any:
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    files = sorted(folder.glob("*.safetensors"))
+    # Some repositories hold the same weights a second time, under other names (Mistral's consolidated.safetensors).
+    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder} has no *.safetensors weights")
     weights: dict[str, torch.Tensor] = {}
@@ -260,10 +267,13 @@ def _download(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    unwanted = ["consolidated*"]  # the same weights again, in Mistral's own format
     tried = ["no directory of that name"]
     for where, offline in (("local Hugging Face cache", True), ("hub", False)):
         try:
-            return Path(snapshot_download(name, allow_patterns=wanted, local_files_only=offline))
+            return Path(
+                snapshot_download(name, allow_patterns=wanted, ignore_patterns=unwanted, local_files_only=offline)
+            )
         except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
             tried.append(f"{where}: {str(error).splitlines()[0]}")
     listed = "".join(f"\n  - {attempt}" for attempt in tried)

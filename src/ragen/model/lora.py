@@ -167,6 +167,14 @@ class BaseModel:
     def shape(self) -> Shape:
         return self.model.shape
 
+    @property
+    def is_cacheable(self) -> bool:
+        return self.model.is_cacheable
+
+    @property
+    def window(self) -> int | None:
+        return self.model.window
+
     @torch.no_grad()
     def hidden(self, ids: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
         with adapters_off(self.model):

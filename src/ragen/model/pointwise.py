@@ -1,6 +1,7 @@
 """Pointwise parts of a layer, shared by sampler and learner so that both round alike.
 
     total, normed = add_norm(x, delta, weight, eps)                # x + delta, and its RMS norm
+    heads = norm_heads(heads, query_weight, key_weight, counts, eps)   # RMS norm of each query and key
     query, key, value = split_heads(qkv, cos, sin, counts)         # queries and keys with rotary positions
     turned = rope(heads, cos, sin)
     hidden = swiglu(gate_up)                                       # silu(gate) * up
@@ -52,6 +53,15 @@ def add_into(total: Tensor, part: Tensor) -> Tensor:
 
         return kernels.add_into(total, part)
     return total.add_(part)
+
+
+def norm_heads(heads: Tensor, query_weight: Tensor, key_weight: Tensor, counts: Sequence[int], eps: float) -> Tensor:
+    """RMS norm within each query and key of [T, heads, head_dim]; values stay. Counts as in `split_heads`."""
+    if has_kernels(heads):
+        return _NormHeads.apply(heads, query_weight, key_weight, counts[0], counts[1], eps)
+    query, key, value = heads.split([*counts], dim=1)
+    size = query_weight.shape
+    return torch.cat((F.rms_norm(query, size, query_weight, eps), F.rms_norm(key, size, key_weight, eps), value), dim=1)
 
 
 def split_heads(heads: Tensor, cos: Tensor, sin: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,6 +117,28 @@ class _AddNorm(torch.autograd.Function):
             return of_total, of_total, None, None
         of_x, of_weight = kernels.add_norm_gradient(total, weight, scales, of_total, of_normed)
         return of_x, of_x if ctx.needs_input_grad[1] else None, of_weight, None
+
+
+class _NormHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, heads: Tensor, query_weight: Tensor, key_weight: Tensor, num_queries: int, num_keys: int, eps: float
+    ) -> Tensor:
+        from ragen.model import pointwise_kernels as kernels
+
+        normed, scales = kernels.norm_heads(heads, query_weight, key_weight, num_queries, num_keys, eps)
+        ctx.save_for_backward(heads, query_weight, key_weight, scales)
+        ctx.counts = (num_queries, num_keys)
+        return normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_normed: Tensor) -> tuple[Tensor | None, ...]:
+        from ragen.model import pointwise_kernels as kernels
+
+        heads, query_weight, key_weight, scales = ctx.saved_tensors
+        given = (heads, query_weight, key_weight, scales, of_normed)
+        return *kernels.norm_heads_gradient(*given, *ctx.counts), None, None, None
 
 
 class _Rope(torch.autograd.Function):

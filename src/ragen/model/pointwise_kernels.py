@@ -4,6 +4,10 @@ Forward passes round where the same operations of torch round, one by one, so th
 
     total, normed, scales = add_norm(x, delta, weight, eps)
     of_x, of_weight = add_norm_gradient(total, weight, scales, of_total, of_normed)
+    normed, scales = norm_heads(heads, query_weight, key_weight, num_queries, num_keys, eps)
+    of_heads, of_query_weight, of_key_weight = norm_heads_gradient(
+        heads, query_weight, key_weight, scales, of_normed, num_queries, num_keys
+    )
     turned = rope(heads, cos, sin, num_turned)             # inverse=True turns back: the gradient
     hidden = swiglu(gate_up)
     of_gate_up = swiglu_gradient(gate_up, of_hidden)
@@ -73,6 +77,91 @@ def _add_norm_gradient(
             slope += tl.load(of_total + row * size + column, mask=there, other=0.0).to(tl.float32)
         tl.store(of_x + row * size + column, slope.to(of_x.dtype.element_ty), mask=there)
     tl.store(of_weights + program.to(tl.int64) * size + column, of_weight, mask=inside)
+
+
+@triton.jit
+def _norm_heads(
+    heads,
+    query_weight,
+    key_weight,
+    normed,
+    scales,
+    stride,
+    num_queries,
+    num_normed,
+    eps,
+    num_heads: tl.constexpr,
+    size: tl.constexpr,
+    block_heads: tl.constexpr,
+    block: tl.constexpr,
+):
+    """All heads of one token; values are only copied."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, block_heads)[:, None]
+    column = tl.arange(0, block)[None, :]
+    inside = (head < num_heads) & (column < size)
+    value = tl.load(heads + token * stride + head * size + column, mask=inside, other=0.0).to(tl.float32)
+    gain = _head_gain(query_weight, key_weight, head, column, num_queries, size)
+    scale = tl.rsqrt(tl.sum(value * value, axis=1) / size + eps)
+    value = tl.where(head < num_normed, value * scale[:, None] * gain, value)
+    tl.store(normed + (token * num_heads + head) * size + column, value.to(normed.dtype.element_ty), mask=inside)
+    row = tl.arange(0, block_heads)
+    tl.store(scales + token * num_normed + row, scale, mask=row < num_normed)
+
+
+@triton.jit
+def _head_gain(query_weight, key_weight, head, column, num_queries, size: tl.constexpr):
+    """A query's or a key's weight, by the number of the head."""
+    inside = column < size
+    of_query = tl.load(query_weight + column, mask=inside, other=0.0).to(tl.float32)
+    of_key = tl.load(key_weight + column, mask=inside, other=0.0).to(tl.float32)
+    return tl.where(head < num_queries, of_query, of_key)
+
+
+@triton.jit
+def _norm_heads_gradient(
+    heads,
+    query_weight,
+    key_weight,
+    scales,
+    of_normed,
+    of_heads,
+    of_weights,
+    stride,
+    outer_stride,
+    num_tokens,
+    num_queries,
+    num_normed,
+    tokens_each: tl.constexpr,
+    num_heads: tl.constexpr,
+    size: tl.constexpr,
+    block_heads: tl.constexpr,
+    block: tl.constexpr,
+):
+    """As `_add_norm_gradient`, for the heads of several tokens; `of_weights` is [programs, normed heads, size]."""
+    program = tl.program_id(0)
+    row = tl.arange(0, block_heads)
+    head = row[:, None]
+    column = tl.arange(0, block)[None, :]
+    inside = (head < num_heads) & (column < size)
+    gain = _head_gain(query_weight, key_weight, head, column, num_queries, size)
+    of_weight = tl.zeros([block_heads, block], tl.float32)
+    for number in range(0, tokens_each):
+        token = (program * tokens_each + number).to(tl.int64)
+        there = inside & (token + 0 * column < num_tokens)
+        place = tl.minimum(token, num_tokens - 1) * num_normed + row  # beyond the last token everything else is 0
+        scale = tl.load(scales + place, mask=row < num_normed, other=0.0)[:, None]
+        value = tl.load(heads + token * stride + head * size + column, mask=there, other=0.0).to(tl.float32)
+        given = tl.load(of_normed + token * outer_stride + head * size + column, mask=there, other=0.0).to(tl.float32)
+        of_weight += given * value * scale
+        outer = given * gain
+        shared = tl.sum(value * outer, axis=1)[:, None] / size
+        slope = scale * (outer - value * (scale * scale * shared))
+        slope = tl.where(head < num_normed, slope, given)
+        place = (token * num_heads + head) * size + column
+        tl.store(of_heads + place, slope.to(of_heads.dtype.element_ty), mask=there)
+    place = (program.to(tl.int64) * num_normed + head) * size + column
+    tl.store(of_weights + place, of_weight, mask=inside & (head < num_normed))
 
 
 @triton.jit
@@ -185,16 +274,64 @@ def add_into(total: Tensor, part: Tensor) -> Tensor:
 def rope(heads: Tensor, cos: Tensor, sin: Tensor, num_turned: int, inverse: bool = False) -> Tensor:
     """As `pointwise.rope`, into a new tensor."""
     num_tokens, num_heads, head_dim = heads.shape
-    if heads.stride()[1:] != (head_dim, 1):
-        heads = heads.contiguous()
+    heads = _with_adjacent_heads(heads)
     turned = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
     sizes = (num_heads, head_dim // 2)
-    blocks = [triton.next_power_of_2(size) for size in sizes]
     sign = -1 if inverse else 1
     given = (heads, turned, cos.contiguous(), sin.contiguous(), heads.stride(0), num_turned)
     if num_tokens:
-        _rope[(num_tokens,)](*given, sign, *sizes, *blocks, num_warps=4)
+        _rope[(num_tokens,)](*given, sign, *sizes, *_blocks(*sizes), num_warps=4)
     return turned
+
+
+def norm_heads(
+    heads: Tensor, query_weight: Tensor, key_weight: Tensor, num_queries: int, num_keys: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """As `pointwise.norm_heads`, and by what each head was multiplied."""
+    heads = _with_adjacent_heads(heads)
+    num_tokens, num_heads, size = heads.shape
+    num_normed = num_queries + num_keys
+    normed = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
+    scales = heads.new_empty(num_tokens, num_normed, dtype=torch.float32)
+    given = (heads, query_weight, key_weight, normed, scales, heads.stride(0), num_queries, num_normed, eps)
+    if num_tokens:
+        _norm_heads[(num_tokens,)](*given, num_heads, size, *_blocks(num_heads, size), num_warps=4)
+    return normed, scales
+
+
+def norm_heads_gradient(
+    heads: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    scales: Tensor,
+    of_normed: Tensor,
+    num_queries: int,
+    num_keys: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the heads, and of both weights."""
+    heads, of_normed = _with_adjacent_heads(heads), _with_adjacent_heads(of_normed)
+    num_tokens, num_heads, size = heads.shape
+    num_normed = num_queries + num_keys
+    tokens_each = triton.next_power_of_2(max(1, triton.cdiv(num_tokens, NORM_PROGRAMS)))
+    num_programs = triton.cdiv(num_tokens, tokens_each)
+    of_heads = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
+    of_weights = heads.new_empty(num_programs, num_normed, size, dtype=torch.float32)
+    given = (heads, query_weight, key_weight, scales, of_normed, of_heads, of_weights, heads.stride(0))
+    counts = (of_normed.stride(0), num_tokens, num_queries, num_normed)
+    if num_tokens:
+        sizes = (tokens_each, num_heads, size, *_blocks(num_heads, size))
+        _norm_heads_gradient[(num_programs,)](*given, *counts, *sizes, num_warps=8)
+    of_query, of_key = of_weights.sum(dim=0).split([num_queries, num_keys])
+    return of_heads, of_query.sum(dim=0).to(query_weight.dtype), of_key.sum(dim=0).to(key_weight.dtype)
+
+
+def _with_adjacent_heads(heads: Tensor) -> Tensor:
+    """Only the distance between two tokens may be any."""
+    return heads if heads.stride()[1:] == (heads.shape[-1], 1) else heads.contiguous()
+
+
+def _blocks(*sizes: int) -> list[int]:
+    return [triton.next_power_of_2(size) for size in sizes]
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

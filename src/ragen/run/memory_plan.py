@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ragen.config.model_name import FAMILIES
 from ragen.model.activations import fewest_recomputed, fitting_tokens, pass_bytes
 
 if TYPE_CHECKING:
     from ragen.config.schema import Config
 
-FAMILIES = ("llama", "qwen2")  # as in `model.decoder`
 LARGE = 50_000_000  # parameters from which layers may be recomputed, as in `model.load`
 MAX_ROWS = 256  # conversations that the engine samples at once
 SIZE = 2  # bytes of a number in bf16
@@ -29,7 +29,7 @@ GB = 10**9
 
 
 class ModelShape(NamedTuple):
-    """The sizes of a Llama or Qwen2 decoder."""
+    """The sizes of a decoder (`model.decoder`)."""
 
     name: str
     num_layers: int
@@ -44,7 +44,7 @@ class ModelShape(NamedTuple):
 
     @classmethod
     def of_folder(cls, name: str, folder: Path) -> "ModelShape | None":
-        """From a model's `config.json`; None if that is not one of a Llama or Qwen2 decoder."""
+        """From a model's `config.json`; None if that is of another family."""
         path = folder / "config.json"
         stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         if stored.get("model_type") not in FAMILIES:

@@ -56,26 +56,34 @@ class RowCache:
                 part[list(targets), :, :num_tokens] = part[source, :, :num_tokens]
 
 
+def visibility(last: Tensor, longest: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """A mask to add, [*last, longest]: 0 for the tokens up to `last`, of which a window is the last ones; else -inf."""
+    at = torch.arange(longest, device=last.device)
+    visible = at <= last[..., None]
+    if window is not None:
+        visible &= at > last[..., None] - window
+    return torch.zeros(visible.shape, dtype=dtype, device=last.device).masked_fill_(~visible, -torch.inf)
+
+
 class Decode:
-    """One new token for every row."""
+    """One new token for every row, or for the first rows, which have these lengths; none is longer than `longest`."""
 
-    def __init__(self, cache: RowCache, longest: int):
-        self.cache = cache
-        self.rows = torch.arange(len(cache.lengths), device=cache.lengths.device)
-        self.longest = longest
-        visible = torch.arange(longest, device=self.rows.device) <= cache.lengths[:, None]
-        mask = torch.zeros(visible.shape, dtype=cache.keys[0].dtype, device=self.rows.device)
-        self.mask = mask.masked_fill_(~visible, -torch.inf)[:, None, None]
+    def __init__(self, cache: RowCache, longest: int, lengths: Tensor | None = None):
+        self.cache, self.longest = cache, longest
+        self.lengths = cache.lengths if lengths is None else lengths
+        self.rows = torch.arange(len(self.lengths), device=self.lengths.device)
+        self.masks: dict[int | None, Tensor] = {}
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.rows, :, self.cache.lengths] = key
-        values[self.rows, :, self.cache.lengths] = value
+        keys[self.rows, :, self.lengths] = key
+        values[self.rows, :, self.lengths] = value
+        if window not in self.masks:
+            self.masks[window] = visibility(self.lengths, self.longest, window, keys.dtype)[:, None, None]
         # Query heads that share a key head become more queries to it, so no key is repeated.
         grouped = query.unflatten(1, (key.shape[1], -1))
-        mixed = F.scaled_dot_product_attention(
-            grouped, keys[:, :, : self.longest], values[:, :, : self.longest], attn_mask=self.mask
-        )
+        seen = (slice(0, len(self.rows)), slice(None), slice(0, self.longest))
+        mixed = F.scaled_dot_product_attention(grouped, keys[seen], values[seen], attn_mask=self.masks[window])
         return mixed.flatten(1, 2)
 
 
@@ -95,13 +103,13 @@ class Prefill:
         self.num_queries = max(counts)
         self.longest = max(start + count for start, count in zip(starts, counts, strict=True))
         # A query sees its own row up to itself. Rows with fewer queries than the longest repeat harmless ones.
-        last_visible = first[:, None] + torch.arange(self.num_queries, device=device)
-        visible = torch.arange(self.longest, device=device) <= last_visible[..., None]
-        mask = torch.zeros(visible.shape, dtype=cache.keys[0].dtype, device=device)
-        self.mask = mask.masked_fill_(~visible, -torch.inf)[:, None]
+        self.last_visible = first[:, None] + torch.arange(self.num_queries, device=device)
+        self.masks: dict[int | None, Tensor] = {}
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
         self.store(layer, key, value)
+        if window not in self.masks:
+            self.masks[window] = visibility(self.last_visible, self.longest, window, key.dtype)[:, None]
         num_kv_heads, heads_per_kv = key.shape[1], query.shape[1] // key.shape[1]
         laid_out = query.new_empty(len(self.rows), self.num_queries, *query.shape[1:])
         laid_out[self.index, self.within] = query
@@ -111,7 +119,7 @@ class Prefill:
             grouped,
             self._visible(self.cache.keys[layer]),
             self._visible(self.cache.values[layer]),
-            attn_mask=self.mask.repeat(1, 1, heads_per_kv, 1),
+            attn_mask=self.masks[window].repeat(1, 1, heads_per_kv, 1),
         )
         mixed = mixed.unflatten(2, (heads_per_kv, self.num_queries)).permute(0, 3, 1, 2, 4).flatten(2, 3)
         return mixed[self.index, self.within]

@@ -3,9 +3,10 @@
     engine = NativeEngine(model, tokenizer, end_of_turn_id)
     engine.run(conversations, sampling)
 
-A burst decodes a few tokens for every row without checking them (`eager.py`; on a GPU `graphs.py`, chosen in
-`way.py`). Then, in conversation order, the engine looks for the ends of replies, passes finished ones on, and prefills
-all new prompts in one packed call. Tokens after a reply's end are discarded. Nothing depends on a clock or on threads.
+A burst decodes a few tokens for every row without checking them (`eager.py`; on a GPU `graphs.py`; without a cache
+`recompute.py`; chosen in `way.py`). Then, in conversation order, the engine looks for the ends of replies, passes
+finished ones on, and prefills all new prompts in one packed call. Tokens after a reply's end are discarded. Nothing
+depends on a clock or on threads.
 
 The last token of a prompt is not prefilled: it is the first input of the next burst, so that all sampling happens
 there.
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
 from ragen.engine.native.eager import EagerRows, Inputs
+from ragen.engine.native.recompute import RecomputedRows
 from ragen.engine.native.sampler import sample, signed
 from ragen.engine.native.way import choose_way, slots_within
 from ragen.engine.stop import StopTokens
@@ -90,7 +92,7 @@ class NativeEngine:
         memory_share: float = 1.0,  # of the GPU's memory, that conversations of this length may take
     ):
         self.model, self.tokenizer, self.end_of_turn_id = model, tokenizer, end_of_turn_id
-        self.way = choose_way(model)
+        self.way = choose_way(model, max_tokens)
         self.max_rows, self.burst, self.max_prefill_tokens = max_rows, burst or self.way.burst, max_prefill_tokens
         if self.way.graphs and max_tokens is not None:
             self.max_rows = min(max_rows, slots_within(model, max_tokens, memory_share))
@@ -120,15 +122,18 @@ class NativeEngine:
         if self._graph_rows is not None:
             self._graph_rows.release()
 
-    def lend_rows(self, run: "EngineRun") -> "EagerRows | GraphRows":
+    def lend_rows(self, run: "EngineRun") -> "EagerRows | GraphRows | RecomputedRows":
         """The device part of a run. The slots of graphs serve one run at a time."""
+        if self.way.recomputes:
+            return RecomputedRows(self.model)
         borrower = self._borrower()
-        if not self.way.graphs or (borrower is not None and (borrower.rows or borrower.waiting)):
+        is_taken = borrower is not None and bool(borrower.rows or borrower.waiting)
+        if not (self.way.graphs and run.CAN_REPLAY) or is_taken:
             return EagerRows(self.model)
         from ragen.engine.native.graphs import GraphRows
 
         if self._graph_rows is None:
-            self._graph_rows = GraphRows(self.model, self.way.triton)  # type: ignore[arg-type]  # a Decoder, by `way`
+            self._graph_rows = GraphRows(self.model, self.way.triton)
         self._graph_rows.begin(run.sampling)
         self._borrower = weakref.ref(run)
         return self._graph_rows
@@ -145,7 +150,7 @@ class EngineRun:
         self.rows: list[Row | None] = []
         self.arrivals: list[int] = []  # rows with a new prompt
         self.statistics = Statistics()
-        self.device_rows = engine.lend_rows(self) if self.CAN_REPLAY else EagerRows(engine.model)
+        self.device_rows = engine.lend_rows(self)
 
     @torch.no_grad()
     def step(self) -> int:

@@ -21,7 +21,7 @@ from ragen.engine.base import Sampling
 from ragen.engine.native.eager import Draw, Inputs
 from ragen.engine.native.sampler import sample, uniforms
 from ragen.engine.native.slots import IDS, KEYS, LENGTHS, POSITIONS, Slots
-from ragen.model.decoder import Decoder
+from ragen.protocols import SampledModel
 
 FILL_STEPS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)  # beyond, computing takes longer than launching
 TOKENS_PER_TILE = 16  # of a captured prefill, on average at least; with Triton
@@ -31,7 +31,7 @@ MAX_BURST = 64
 
 
 class GraphRows:
-    def __init__(self, decoder: Decoder, has_triton: bool, capture: bool = True):
+    def __init__(self, decoder: SampledModel, has_triton: bool, capture: bool = True):
         self.decoder, self.has_triton, self.capture = decoder, has_triton, capture
         self.device = next(decoder.parameters()).device
         self.slots = Slots(decoder, 0, has_triton)

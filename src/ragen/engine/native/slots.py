@@ -7,7 +7,7 @@
 
 `state` holds what a step reads and moves on, on the device: for each row the number of its tokens, its last id, its
 draw key and its draw position. With Triton, attention, norms, positions and SwiGLU are single kernels; without it, the
-operations of the decoder are used.
+operations of the model are used, which then may be a Hugging Face module.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ragen.engine.native.cache import Prefill, RowCache
+from ragen.engine.native.cache import Decode, Prefill, RowCache
 from ragen.model.decoder import Decoder, Layer
+from ragen.protocols import SampledModel
 
 LENGTHS, IDS, KEYS, POSITIONS = range(4)  # rows of `state`
 
@@ -25,13 +26,13 @@ LENGTHS, IDS, KEYS, POSITIONS = range(4)  # rows of `state`
 class Slots:
     GROWTH = 512  # a capacity that grew has new addresses, so it grows rarely
 
-    def __init__(self, decoder: Decoder, num_rows: int, has_triton: bool):
+    def __init__(self, decoder: SampledModel, num_rows: int, has_triton: bool):
         shape, weight = decoder.shape, next(decoder.parameters())
         self.decoder, self.num_rows, self.has_triton, self.device = decoder, num_rows, has_triton, weight.device
         # One row more than can be used: padding is written there.
         self.cache = RowCache(shape.num_layers, shape.num_kv_heads, shape.head_dim, num_rows + 1, weight)
         self.state = torch.zeros(4, num_rows, dtype=torch.int64, device=weight.device)
-        self.angles = self._angles(0)
+        self.angles: tuple[Tensor, Tensor]  # cosines and sines of all positions, for our kernels
 
     @property
     def num_bytes(self) -> int:
@@ -42,15 +43,9 @@ class Slots:
         if num_tokens <= self.cache.capacity:
             return False
         self.cache.reserve(-(-num_tokens // self.GROWTH) * self.GROWTH)
-        self.angles = self._angles(self.cache.capacity)
+        if self.has_triton:
+            self.angles = _native(self.decoder).angles(torch.arange(self.cache.capacity, device=self.device))
         return True
-
-    def _angles(self, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of all positions, as the decoder computes them."""
-        positions = torch.arange(num_positions, device=self.device)
-        angles = positions[:, None].float() * self.decoder.frequencies.float()
-        kind = self.decoder.embed.weight.dtype
-        return angles.cos().to(kind), angles.sin().to(kind)
 
     def add_rows(self, count: int) -> None:
         """The cache moves."""
@@ -117,7 +112,7 @@ class Slots:
         """The next token's logits of the first rows; without Triton, rows have at most `longest` tokens."""
         lengths, ids = self.state[LENGTHS, :num_rows], self.state[IDS, :num_rows]
         if not self.has_triton:
-            hidden = self.decoder.hidden(ids, lengths, _Masked(self.cache, lengths, longest))
+            hidden = self.decoder.hidden(ids, lengths, Decode(self.cache, longest, lengths))
             return self.decoder.logits(hidden)
         from ragen.engine.native.kernels import attend_to_rows
 
@@ -131,35 +126,22 @@ class Slots:
         from ragen.engine.native.kernels import rotate_and_store
         from ragen.model.pointwise_kernels import add_norm, swiglu
 
-        x, delta = self.decoder.embed(ids), None
-        for index, layer in enumerate(self.decoder.layers):
+        decoder = _native(self.decoder)
+        x, delta = decoder.embed(ids), None
+        for index, layer in enumerate(decoder.layers):
             assert isinstance(layer, Layer)
             keys, values = self.cache.keys[index], self.cache.values[index]
             x, normed, _ = add_norm(x, delta, layer.attention_norm.weight, layer.attention_norm.eps)
-            query = rotate_and_store(layer.qkv(normed), positions, rows, self.angles, keys, values)
-            if only_fill and index == len(self.decoder.layers) - 1:
+            query = rotate_and_store(layer.project(normed).flatten(1), positions, rows, self.angles, keys, values)
+            if only_fill and index == len(decoder.layers) - 1:
                 return x
             mixed = attend(query, keys, values).flatten(-2)
             x, normed, _ = add_norm(x, layer.out(mixed), layer.mlp_norm.weight, layer.mlp_norm.eps)
             delta = layer.down(swiglu(layer.gate_up(normed)))
-        return add_norm(x, delta, self.decoder.norm.weight, self.decoder.norm.eps)[1]
+        return add_norm(x, delta, decoder.norm.weight, decoder.norm.eps)[1]
 
 
-class _Masked:
-    """One new token for each of the first rows, by torch's attention with a mask: an `attend` function."""
-
-    def __init__(self, cache: RowCache, lengths: Tensor, longest: int):
-        self.cache, self.lengths, self.longest = cache, lengths, longest
-        self.rows = torch.arange(len(lengths), device=lengths.device)
-        visible = torch.arange(longest, device=lengths.device) <= lengths[:, None]
-        mask = torch.zeros(visible.shape, dtype=cache.keys[0].dtype, device=lengths.device)
-        self.mask = mask.masked_fill_(~visible, -torch.inf)[:, None, None]
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.rows, :, self.lengths] = key
-        values[self.rows, :, self.lengths] = value
-        seen = (slice(0, len(self.rows)), slice(None), slice(0, self.longest))
-        grouped = query.unflatten(1, (key.shape[1], -1))
-        mixed = F.scaled_dot_product_attention(grouped, keys[seen], values[seen], attn_mask=self.mask)
-        return mixed.flatten(1, 2)
+def _native(model: SampledModel) -> Decoder:
+    """Only our decoder is made of our kernels."""
+    assert isinstance(model, Decoder)
+    return model
