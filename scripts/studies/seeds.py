@@ -64,10 +64,16 @@ class Plan:
     def read(cls, name: str) -> "Plan":
         path = PLANS / f"{name}.yaml"
         path = path if path.exists() else Path(name)
+        if not path.is_file():
+            raise SystemExit(f"{name}: no such plan; {PLANS} has {', '.join(known_plans())}")
         plan = cls(path.stem, **yaml.safe_load(path.read_text(encoding="utf-8")))
         if plan.reference is not None and plan.reference not in plan.variants:
             raise SystemExit(f"{path}: reference: {plan.reference} is not one of {', '.join(plan.variants)}")
         return plan
+
+
+def known_plans() -> list[str]:
+    return sorted(path.stem for path in PLANS.glob("*.yaml"))
 
 
 @dataclass(frozen=True)
@@ -367,10 +373,9 @@ def _row(name: str, results: Sequence[Result], reference: Sequence[Result], is_r
 
 
 def arguments() -> argparse.ArgumentParser:
-    known = ", ".join(sorted(path.stem for path in PLANS.glob("*.yaml")))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("run", "table"), help="make runs, or print the tables of what is there")
-    parser.add_argument("plans", nargs="+", metavar="PLAN", help=f"a name ({known}) or a path")
+    parser.add_argument("plans", nargs="+", metavar="PLAN", help=f"a name ({', '.join(known_plans())}) or a path")
     parser.add_argument("--only", nargs="+", metavar="VARIANT", help="these variants")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="these seeds (default: 0 … as the plan says)")
     parser.add_argument("--threads", type=int, default=1, help="threads of each run (default 1)")
