@@ -24,6 +24,7 @@ from ragen.experiment.results import (
     update_record,
     write_record,
 )
+from ragen.store import full_disk
 from ragen.store.run_folder import RunFolder
 from ragen.store.sweep_results import (
     SummaryLog,
@@ -203,6 +204,7 @@ def test_a_line_that_does_not_fit_leaves_no_half(monkeypatch):
     log = SummaryLog(Path("sum.log"))
     log.append(["first"])
     write = os.write
+    monkeypatch.setattr(full_disk, "PATIENCE", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda descriptor, content: _full(write, descriptor, content))
         with pytest.raises(OSError, match="No space"):

@@ -155,6 +155,7 @@ def test_the_ice_is_not_slippery():
 # --- building and opening ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_building_twice_gives_the_same_bits(tmp_path):
     for name in ("first", "second"):
         build(tmp_path / name, steps=2, say=lambda line: None)

@@ -5,13 +5,15 @@
 
 The classes of the schema are made to note every read of their fields while the runs go on. Printing, storing and
 comparing a config reads all of it and uses none of it, and so does checking it: such reads do not count. The runs are
-made once in a process, whoever asks.
+made once, also where several processes share the tests.
 """
 
+import atexit
 import contextlib
 import functools
 import io
 import os
+import pickle
 import sys
 import tempfile
 import types
@@ -28,6 +30,7 @@ from ragen.cli import main
 from ragen.config.schema import Config
 from ragen.config.tree import schema_fields
 from ragen.env.base import Tag
+from ragen.store.lock import locked
 from ragen.store.run_folder import RunFolder
 
 SOURCE = Path(ragen.__file__).parent
@@ -206,6 +209,18 @@ def commands(folder: Path) -> list[list[str]]:
 
 @functools.cache
 def recorded() -> Recorded:
+    tests = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # the same for all processes of one run of the tests
+    if tests is None:
+        return record()
+    path = Path(tempfile.gettempdir()) / f"ragen-tests-{tests}.pickle"
+    with locked(path.with_suffix(".lock")):
+        if not path.exists():
+            path.write_bytes(pickle.dumps(record()))
+            atexit.register(path.unlink)
+    return pickle.loads(path.read_bytes())
+
+
+def record() -> Recorded:
     metrics: set[str] = set()
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch, watched_configs() as readers:
         patch.setitem(sys.modules, "wandb", _fake_wandb())
