@@ -96,16 +96,16 @@ def test_storing_and_checking_a_config_uses_none_of_it():
 
 
 def test_a_read_is_noted_with_its_key_and_its_reader():
-    from ragen.train.levels import levels
+    from ragen.train.levels import UniformLevels, slots
 
     with watched_configs() as readers:
         config = resolve(["model_path=pocket"], environ={}).config
-        levels(config, 1)
+        UniformLevels(config).choose(slots(config, 1))
     assert readers.pop("data.train_data_num") == {"train/levels.py"}
     assert readers.pop("es_manager.train.group_size") == {"train/levels.py"}
     assert "es_manager.val.group_size" not in readers
     before = {key: set(found) for key, found in readers.items()}
-    levels(config, 2)
+    UniformLevels(config).choose(slots(config, 2))
     assert readers == before, "and nothing is noted afterwards"
 
 

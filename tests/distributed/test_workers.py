@@ -111,6 +111,17 @@ def test_two_equal_one_ppo_and_go_on_after_an_interrupt(nursery, tmp_path):
     assert_equal_runs(one, two)
 
 
+@pytest.mark.slow
+def test_two_steer_and_resample_as_one(nursery, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    words = [*WORDS, "es_manager.train.level_sampling=steered", f"{ROLLOUT}.rollout_filter_resample=True"]
+    assert nursery.run(*words, f"trainer.default_local_dir={one}").status == 0
+    children = start_two(nursery, tmp_path, *words, f"trainer.default_local_dir={two}")
+    assert [child.end().status for child in children] == [0, 0]
+    assert any(row["rollout/resampled_groups"] > 0 for row in numbers(one))
+    assert_equal_runs(one, two)
+
+
 def test_a_worker_may_have_nothing_to_do(nursery, tmp_path):
     """One level, and mini-batches of one episode: the second of two workers plays and computes nothing."""
     words = [*WORDS, "es_manager.train.env_groups=1", "es_manager.val.env_groups=1", "ppo_mini_batch_size=1"]

@@ -27,7 +27,7 @@ def test_the_table_of_the_worked_example():
 def test_the_defaults_in_the_table_of_keys():
     rows = re.findall(r"^\| `([\w.]+)` \| ([^|\n]+) \|[^|\n]*\| .* \|$", PAGE, re.M)
     defaults, rollout = leaves(Config()), "actor_rollout_ref.rollout."
-    assert len(rows) == 10
+    assert len(rows) == 12
     for name, told in rows:
         key = name if name in FIELDS else rollout + name
         assert str(defaults[key]) == told.strip("` "), key

@@ -189,7 +189,7 @@ def commands(folder: Path) -> list[list[str]]:
         ],
         [
             "frozenlake", *SMALL, "agent_proxy.context_window_mode=limited_multi_turn", "agent_proxy.max_turn=2",
-            "lora.rank=2",
+            "lora.rank=2", "es_manager.train.level_sampling=steered", f"{FILTER}resample=True",
             "actor_rollout_ref.actor.entropy_coeff=0.001", f"{FILTER}metric=entropy",
             f"trainer.default_local_dir={folder}/windowed",
         ],

@@ -16,7 +16,6 @@ from ragen.model.policy import score
 from ragen.model.scoring import Scorer, by_sample
 from ragen.store.episodes import read_episodes
 from ragen.store.run_folder import RunFolder
-from ragen.train.levels import levels
 from ragen.train.targets import estimate, experience_of, keep_groups, scores_of
 from ragen.train.trainer import train
 from ragen.types import Episode, EpisodeState, Group, Turn, TurnResult
@@ -112,13 +111,6 @@ def test_an_empty_step_still_validates(tmp_path):
     last = folder.read_metrics().rows[-1]
     assert last["rollout/empty_after_filter"] == 1 and last["train/batch_size"] == 0
     assert "val-env/SimpleSokoban/success" in last
-
-
-def test_levels_advance_with_the_step_and_come_round():
-    config = resolve(["data.train_data_num=20"], "base", environ={}).config
-    assert [request.seed for request in levels(config, 1)] == list(range(10000, 10008))
-    assert [request.seed for request in levels(config, 3)] == [*range(10016, 10020), *range(10000, 10004)]
-    assert {request.size for request in levels(config, 1)} == {16}
 
 
 def made_up_group(number, rewards, lengths=(2, 1), full=True):

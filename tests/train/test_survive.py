@@ -52,6 +52,16 @@ def test_grpo_survives(nursery, tmp_path, save_freq, num_kills):
         assert checkpoint_of(folder) == checkpoint_of(unbroken)
 
 
+@pytest.mark.parametrize(("save_freq", "num_kills"), [slow(1, 6), slow(2, 4), slow(-1, 3)])
+def test_steered_levels_and_resampling_survive(nursery, tmp_path, save_freq, num_kills):
+    steered = ["es_manager.train.level_sampling=steered", f"{ROLLOUT}.rollout_filter_resample=True"]
+    words = [*COMMON, *GRPO, *steered, f"trainer.save_freq={save_freq}"]
+    unbroken, seconds = unbroken_run(nursery, tmp_path / "unbroken", words)
+    assert any(row.get("rollout/resampled_groups", 0.0) > 0 for row in recorded(unbroken))
+    for folder in kill_and_go_on(nursery, tmp_path, words, num_kills, ("rollout", "update"), seed=7, seconds=seconds):
+        assert_same(folder, unbroken)
+
+
 @pytest.mark.parametrize("num_kills", [slow(6)])
 def test_ppo_with_its_critic_and_its_kl_control_survives(nursery, tmp_path, num_kills):
     words = [*COMMON, *PPO]

@@ -274,8 +274,13 @@ def faint_share(stds_G: Sequence[float], verdicts_G: Sequence[GroupVerdict]) -> 
     Divided by its std, such a group counts as much as one in which some episodes won and some lost.
     """
     kept = [std for std, verdict in zip(stds_G, verdicts_G, strict=True) if verdict.keep]
-    faint = [std for std in kept if not _is_zero(std) and std < FAINT * max(stds_G)]
+    faint = [std for std in kept if not _is_zero(std) and not is_spread(std, max(stds_G))]
     return len(faint) / len(kept) if kept else 0.0
+
+
+def is_spread(std: float, largest: float) -> bool:
+    """Whether the std of a group's rewards says which episode was better: above 0, and not faint beside the largest."""
+    return not _is_zero(std) and std >= FAINT * largest
 
 
 def _is_zero(score: float) -> bool:

@@ -53,6 +53,12 @@ def episodes_per_step(config: Config) -> int:
     return config.es_manager.train.env_groups * config.es_manager.train.group_size
 
 
+def num_further_rounds(config: Config) -> int:
+    """How often a step may play further levels, because too few groups vary."""
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.rollout_filter_resample_rounds * rollout.rollout_filter_resample
+
+
 def in_proportion(total: int, sizes: Sequence[int]) -> list[int]:
     """A total divided as `sizes` are, by largest remainder, each at least 1 if possible: 5 as [256, 256] is [3, 2]."""
     exact = [Fraction(total * size, sum(sizes)) for size in sizes]

@@ -83,6 +83,10 @@ def training_lines(config: Config) -> Iterator[str]:
     reference, critic = derive.reference_model(config), derive.critic_model(config)
     windowed, train = derive.turns_text(config), config.es_manager.train
     yield f"episodes per step: {_episodes(train)}"
+    if num_rounds := derive.num_further_rounds(config):
+        most = num_rounds * derive.episodes_per_step(config)
+        until = f"{num_rounds} rounds, until {train.env_groups} groups vary"
+        yield f"further episodes per step: at most {most} ({until})"
     if windowed:
         yield f"samples per step: at most {derive.samples_per_step(config)} ({_shape(train)}{windowed})"
     at_most = "at most " if windowed else ""

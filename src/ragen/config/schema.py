@@ -221,6 +221,8 @@ class Rollout:
     rollout_filter_selection_eps: float = key(0.01, at_least=0)
     rollout_filter_empty_stop_steps: int = 5  # 0 or less: never
     rollout_filter_metric: str = key("reward_variance", choices=METRICS)
+    rollout_filter_resample: bool = False  # play further levels until enough groups vary
+    rollout_filter_resample_rounds: int = key(3, at_least=1)  # at most, in a step
     gradient_analysis_num_buckets: int = key(6, at_least=1)
     gradient_analysis_bucket_mode: str = key("quantile", choices=("quantile", "fixed_rv"))
 
@@ -330,6 +332,7 @@ class ValEnvConfigs(TrainEnvConfigs):
 class TrainEnvs:
     env_groups: int = key(8, at_least=1)
     group_size: int = key(16, at_least=1)
+    level_sampling: str = key("uniform", choices=("uniform", "steered"))  # steered: where outcomes vary most
     env_configs: TrainEnvConfigs = node(TrainEnvConfigs)
 
 

@@ -266,6 +266,11 @@ def rollout_filter(tree: Subject) -> Problems:
     elif problem := _keeps_nothing(tree, num_groups, tree[size]):
         why = f"{problem}: nothing would be left"
         yield tree.refuse("groups-of-one", size, f"{why}; {_way_out(tree, num_groups, size)}")
+    resample, sampling = f"{ROLLOUT}.rollout_filter_resample", "es_manager.train.level_sampling"
+    for key in [resample] * tree[resample] + [sampling] * (tree[sampling] == "steered"):
+        if tree[size] == 1:
+            why = "looks at how rewards vary within a group, and in groups of one nothing varies"
+            yield tree.refuse("groups-of-one", key, f"{why}: set {tree.name(size)} to 2 or more")
 
 
 def _is_valid_filter(tree: Subject) -> bool:

@@ -154,12 +154,20 @@ def best_actions(env: Environment, state: State, budget: Budget) -> tuple[Action
     return _solve_turn(env, state, budget)[1]
 
 
-def shortest_plan(env: Environment, state: State) -> tuple[Action, ...] | None:
+def shortest_plan(env: Environment, state: State, max_states: int = MAX_STATES) -> tuple[Action, ...] | None:
     """The shortest sequence of actions that wins a game without chance, or None."""
     known = env.shortest_plan(state)
     if known is NotImplemented:
         _check_actions(env, state)
-    return _search_plan(env, state, depth=None) if known is NotImplemented else known
+    return _search_plan(env, state, None, max_states) if known is NotImplemented else known
+
+
+def optimal_length(env: Environment, state: State, max_states: int = MAX_STATES) -> int | None:
+    """How many actions perfect play needs. None in a game of chance, and for a level that cannot be won."""
+    if any(len(env.chances(state, action) or ()) != 1 for action in env.action_names(state)):
+        return None
+    plan = shortest_plan(env, state, max_states)
+    return None if plan is None else len(plan)
 
 
 def outcomes(env: Environment, state: State, action: Action) -> list[tuple[float, Transition]]:
@@ -173,7 +181,9 @@ def outcomes(env: Environment, state: State, action: Action) -> list[tuple[float
     return [(chance, env.step(state, action, noise)) for chance, noise in chances]
 
 
-def _search_plan(env: Environment, state: State, depth: int | None) -> tuple[Action, ...] | None:
+def _search_plan(
+    env: Environment, state: State, depth: int | None, max_states: int = MAX_STATES
+) -> tuple[Action, ...] | None:
     """Breadth-first search for a certain win; raises on games of chance."""
     frontier: dict[State, tuple[Action, ...]] = {state: ()}
     seen = {state}
@@ -192,7 +202,7 @@ def _search_plan(env: Environment, state: State, depth: int | None) -> tuple[Act
                 if not transition.done and transition.state not in seen:
                     seen.add(transition.state)
                     following[transition.state] = (*plan, action)
-        _check_size(env, len(seen))
+        _check_size(env, len(seen), max_states)
         frontier = following
     return None
 
@@ -202,9 +212,9 @@ def _check_actions(env: Environment, state: State) -> None:
         raise NoExactAnswer(f"any text is an action in {type(env).__name__}, and texts cannot all be tried")
 
 
-def _check_size(env: Environment, num_states: int) -> None:
-    if num_states > MAX_STATES:
-        raise NoExactAnswer(f"{type(env).__name__}: more than {MAX_STATES} states, too many for an exact answer")
+def _check_size(env: Environment, num_states: int, max_states: int = MAX_STATES) -> None:
+    if num_states > max_states:
+        raise NoExactAnswer(f"{type(env).__name__}: more than {max_states} states, too many for an exact answer")
 
 
 def _solve_turn(env: Environment, state: State, budget: Budget) -> tuple[float, tuple[Action, ...]]:

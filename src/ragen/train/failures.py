@@ -11,7 +11,7 @@ level, its replies and the reason. With more than `es_manager.max_failed_share` 
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ragen.config.schema import Config
 from ragen.env.failure import TooManyFailures
@@ -25,12 +25,28 @@ from ragen.types import Group, Turn
 Play = Callable[[Sequence[GroupRequest], int], list[Group | FailedGroup]]
 
 
+class Before(NamedTuple):
+    """The groups that a step has played already, and how many of them were dropped."""
+
+    num_groups: int
+    num_dropped: int
+
+
+NOTHING_BEFORE = Before(0, 0)
+
+
 def play_groups(
-    requests: Sequence[GroupRequest], play: Play, config: Config, log: NullLogger, step: int, kind: str
+    requests: Sequence[GroupRequest],
+    play: Play,
+    config: Config,
+    log: NullLogger,
+    step: int,
+    kind: str,
+    before: Before = NOTHING_BEFORE,
 ) -> tuple[list[Group], dict[str, float]]:
     """The groups that the environment let finish, in order, and counts of the others, if there are any.
 
-    `kind` names these groups in the file of failures: `train`, `val`, …
+    `kind` names these groups in the file of failures: `train`, `val`, …; `before` counts earlier groups of the step.
     """
     retries = config.es_manager.env_retries
     outcomes: dict[GroupRequest, Group | FailedGroup] = {}
@@ -48,7 +64,7 @@ def play_groups(
             num_retried = len(waiting)
     groups = [outcome for outcome in outcomes.values() if isinstance(outcome, Group)]
     dropped = [outcome for outcome in outcomes.values() if isinstance(outcome, FailedGroup)]
-    _stop_past_share(dropped, len(requests), config)
+    _stop_past_share(dropped, before.num_dropped + len(dropped), before.num_groups + len(requests), config)
     return groups, _metrics(dropped, num_retried)
 
 
@@ -97,15 +113,15 @@ def _note(log: NullLogger, step: int, failed: Sequence[FailedGroup], attempt: in
     log.note(f"step {step}: {counted(len(failed), 'group')} {done}: {failed[0].failure}{more}; see failures.jsonl")
 
 
-def _stop_past_share(dropped: Sequence[FailedGroup], num_groups: int, config: Config) -> None:
+def _stop_past_share(dropped: Sequence[FailedGroup], num_dropped: int, num_groups: int, config: Config) -> None:
     share = config.es_manager.max_failed_share
-    if not dropped or (len(dropped) <= share * num_groups and len(dropped) < num_groups):
+    if not dropped or (num_dropped <= share * num_groups and num_dropped < num_groups):
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in _reasons(dropped).items())
     raise TooManyFailures(
-        f"the environment failed in {len(dropped)} of {num_groups} groups ({reasons}), more than "
+        f"the environment failed in {num_dropped} of {num_groups} groups ({reasons}), more than "
         f"es_manager.max_failed_share={share:g} allows. The first: {dropped[0].failure}"
-        if len(dropped) < num_groups
+        if num_dropped < num_groups
         else f"the environment failed in all {counted(num_groups, 'group')} ({reasons}). The first: "
         f"{dropped[0].failure}"
     )

@@ -5,6 +5,7 @@ played = rollouts.play_step(step, clock)         # groups, scores, which were ke
 metrics = rollouts.validate(step, clock)
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
@@ -22,9 +23,11 @@ from ragen.rollout.collect import FailedGroup, GroupRequest, World, collect
 from ragen.rollout.summary import num_sampled, summarize
 from ragen.run.clock import Clock
 from ragen.run.session import Session
-from ragen.train.failures import draws_of, play_groups
+from ragen.train.failures import NOTHING_BEFORE, Before, draws_of, play_groups
 from ragen.train.learner import Learner
-from ragen.train.levels import levels, with_turns
+from ragen.train.levels import LevelSampling, Slot, UniformLevels, with_turns
+from ragen.train.resampling import Rounds, play_rounds
+from ragen.train.steering import SteeredLevels
 from ragen.train.targets import Played, keep_groups, scores_of
 from ragen.train.validation import Validator
 from ragen.types import Group
@@ -45,25 +48,51 @@ class Rollouts:
             self.log.note(self.engine.way.text)
         tags = dict.fromkeys([*config.es_manager.train.env_configs.tags, *config.es_manager.val.env_configs.tags])
         self.worlds = {tag: World.make(config, tag, chat) for tag in tags}
+        self.levels = self._level_sampling()
         self.validator = Validator(config, self.worlds, self.workers, self.log.note)
         self.collapse = CollapseWatch(config, learner.actor.tokenizer, self.workers, self.log.note)
+
+    def _level_sampling(self) -> LevelSampling:
+        if self.config.es_manager.train.level_sampling == "steered":
+            return SteeredLevels(self.config, self.worlds, self.workers, self.log.note)
+        return UniformLevels(self.config)
 
     def play_step(self, step: int, clock: Clock) -> tuple[Played, dict[str, float]]:
         """The groups of a training step, and everything that is known about them before an update."""
         with clock("gen"):
-            draws = ("train", self.config.seed.train, step)
-            groups, failures = self.play(levels(self.config, step), draws, "rollout", step)
+            rounds, failures = self._play_rounds(step)
+        metrics = rounds.metrics() | self.levels.observe(rounds.played)
         with self.log.phase("collapse"):
-            collapse = self.collapse.measure(step, groups, self.learner.model, clock)
+            collapse = self.collapse.measure(step, rounds.played, self.learner.model, clock)
         with clock("filter"):
-            played = self.select(groups)
-        self.log.episodes(step, "train", groups)
+            played = self.select(rounds.batch)
+        self.log.episodes(step, "train", rounds.played)
         if self.config.trainer.log_group_rv_table:
             self.log.group_table(step, played.selection.table)
-        return played, _describe(played, clock) | collapse | failures
+        return played, _describe(played, rounds.played, clock) | metrics | collapse | failures
+
+    def _play_rounds(self, step: int) -> tuple[Rounds, dict[str, float]]:
+        """The groups of a step, and counts of those that failed."""
+        draws, failures = ("train", self.config.seed.train, step), Counter[str]()
+        num_groups = 0
+
+        def play(slots: Sequence[Slot]) -> list[Group]:
+            nonlocal num_groups
+            before = Before(num_groups, int(failures["rollout/failed_groups"]))
+            groups, counts = self.play(self.levels.choose(slots), draws, "rollout", step, before)
+            num_groups += len(slots)
+            failures.update(counts)
+            return groups
+
+        return play_rounds(self.config, step, play), dict(failures)
 
     def play(
-        self, requests: Sequence[GroupRequest], draws: tuple[Coordinate, ...], phase: str, step: int
+        self,
+        requests: Sequence[GroupRequest],
+        draws: tuple[Coordinate, ...],
+        phase: str,
+        step: int,
+        before: Before = NOTHING_BEFORE,
     ) -> tuple[list[Group], dict[str, float]]:
         """Groups of episodes, and counts of those that failed. Each worker plays its share, and all get all of them."""
 
@@ -73,7 +102,7 @@ class Rollouts:
                 played = collect(self.engine, self.worlds, mine, sampling, these, self.log.advance)
             return self.workers.gather(with_turns(played, self.config))
 
-        groups, failures = play_groups(requests, play, self.config, self.log, step, str(draws[0]))
+        groups, failures = play_groups(requests, play, self.config, self.log, step, str(draws[0]), before)
         return groups, {f"rollout/{name}": count for name, count in failures.items()}
 
     def select(self, groups: list[Group]) -> Played:
@@ -86,14 +115,14 @@ class Rollouts:
         return self.validator.validate(self.engine, self.log, step, clock)
 
 
-def _describe(played: Played, clock: Clock) -> dict[str, float]:
-    groups, selection = played.groups, played.selection
+def _describe(played: Played, groups: Sequence[Group], clock: Clock) -> dict[str, float]:
+    """`groups` are all that were played."""
+    selection = played.selection
     metrics = selection.metrics | {f"train/{name}": value for name, value in summarize(groups).items()}
     metrics["train/batch_size"] = float(len(samples_of(selection.kept)))
-    metrics["train/rollout_attempts"] = 1.0
     metrics["rollout/empty_after_filter"] = float(not selection.kept)
     for name, reduce in (("mean", fmean), ("max", max), ("min", min)):
-        metrics[f"critic/score/{name}"] = reduce(chain(*played.scores))
+        metrics[f"critic/score/{name}"] = reduce(chain(*scores_of(groups)))
     episodes = [episode for group in groups for episode in group.episodes]
     metrics["perf/tokens_per_s"] = sum(map(num_sampled, episodes)) / clock.seconds["gen"]
     return metrics

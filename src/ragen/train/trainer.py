@@ -183,6 +183,7 @@ class Trainer:
             "kl_control": self.learner.kl_control.state(),
             "totals": self.session.totals.state(),
             "collapse": self.rollouts.collapse.state(),
+            "levels": self.rollouts.levels.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -191,6 +192,7 @@ class Trainer:
             self.learner.kl_control.restore(state["kl_control"])
             self.session.totals.restore(state["totals"])
             self.rollouts.collapse.restore(state.get("collapse", {}))  # older checkpoints have none
+            self.rollouts.levels.restore(state.get("levels", {}))
 
 
 class Probe(Trainer):

@@ -19,7 +19,7 @@ from ragen.distributed.workers import ALONE, Workers
 from ragen.engine.base import Engine, Sampling
 from ragen.engine.forced_length import read_forced_length
 from ragen.env.failure import EnvironmentFailed, call, level
-from ragen.env.solve import NoExactAnswer, baselines, shortest_plan
+from ragen.env.solve import NoExactAnswer, baselines, optimal_length
 from ragen.rollout.collect import FailedGroup, GroupRequest, World, collect
 from ragen.rollout.summary import summarize
 from ragen.run.clock import Clock
@@ -183,13 +183,8 @@ def _interval(episodes: Sequence[Episode]) -> tuple[float, float]:
 
 def _optimal_length(world: World, seed: int) -> int | None:
     """How many actions perfect play needs, where that is one number: not in a game of chance."""
-    env = world.env
 
     def solve() -> int | None:
-        state = env.reset(seed, SPLIT)
-        if any(len(env.chances(state, action) or ()) != 1 for action in env.action_names(state)):
-            return None
-        plan = shortest_plan(env, state)
-        return None if plan is None else len(plan)
+        return optimal_length(world.env, world.env.reset(seed, SPLIT))
 
     return call(solve, level(world.name, seed, SPLIT), world.time_limit, passes=(NoExactAnswer,))
