@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 CHUNK_LOGITS = 1 << 29  # 1 GB in bf16, 3,533 rows of Qwen2.5's vocabulary
 MARGIN = 1.05  # for what the allocator cannot use
+CONTEXT = 1 << 30  # CUDA's own memory in a process
 RESERVE = 1 << 30  # small tensors, workspaces of kernels
 FULL_SPEED = 4096  # tokens from which matrix products run at full speed: fewer are worse than recomputing layers
+OFFLOAD_CHUNK, OFFLOAD_CHUNKS = 1 << 25, 3  # numbers, and chunks on the GPU at once, of an offloaded optimizer
 STEP = 512  # a limit in multiples of it: small changes of free memory change no micro-batch
 
 
@@ -47,25 +49,34 @@ def layer_bytes(shape: ModelShape, size: int) -> int:
     return size * (4 * shape.hidden_size + attention + 3 * shape.intermediate_size) + 4 * (shape.num_heads + 2)
 
 
-def pass_bytes(shape: ModelShape, num_tokens: int, num_rows: int, num_recomputed: int, size: int) -> int:
+def pass_bytes(
+    shape: ModelShape, num_tokens: int, num_rows: int, num_recomputed: int, size: int, trains_head: bool = True
+) -> int:
     """The most that a forward and a backward pass hold besides weights and their gradients.
 
-    `num_rows` are the tokens whose logits are computed.
+    `num_rows` are the tokens whose logits are computed; with an adapter the head is not trained.
     """
     inside, entry = layer_bytes(shape, size), shape.hidden_size * size
     kept = num_tokens * (num_recomputed * entry + (shape.num_layers - num_recomputed) * inside)
     again = num_tokens * (num_recomputed * entry + inside) if num_recomputed else 0
     slopes = num_tokens * size * 3 * shape.intermediate_size  # in a layer's backward pass
-    return max(kept + max(head_bytes(shape, num_rows, size), slopes), again + slopes)
+    return max(kept + max(head_bytes(shape, num_rows, size, trains_head), slopes), again + slopes)
 
 
-def head_bytes(shape: ModelShape, num_rows: int, size: int) -> int:
-    """Hidden states, a chunk of logits, and gradients of the weight: the head's, the embedding's, and their float32 sum
-    if there are several chunks.
+def forward_bytes(shape: ModelShape, num_tokens: int, num_rows: int, size: int) -> int:
+    """The most that a pass without gradients holds: the inside of a layer, or a chunk of logits."""
+    inside = 2 * shape.hidden_size + 2 * shape.num_heads * shape.head_dim + 3 * shape.intermediate_size
+    chunk = chunk_rows(num_rows, shape.vocab_size) if num_rows else 0
+    return size * max(num_tokens * inside, (num_tokens + num_rows) * shape.hidden_size + chunk * shape.vocab_size)
+
+
+def head_bytes(shape: ModelShape, num_rows: int, size: int, trained: bool = True) -> int:
+    """Hidden states, a chunk of logits, and gradients of the weight, if it is trained: the head's, the embedding's, and
+    their float32 sum if there are several chunks.
     """
     if num_rows == 0:
         return 0
-    chunk, weight = chunk_rows(num_rows, shape.vocab_size), shape.vocab_size * shape.hidden_size
+    chunk, weight = chunk_rows(num_rows, shape.vocab_size), shape.vocab_size * shape.hidden_size * trained
     in_float32 = 4 if chunk < num_rows else 0
     return num_rows * 3 * shape.hidden_size * size + chunk * shape.vocab_size * size + weight * (2 * size + in_float32)
 
@@ -83,15 +94,19 @@ def fits(num_bytes: int, free: int) -> bool:
     return MARGIN * num_bytes + RESERVE <= free
 
 
-def fewest_recomputed(shape: ModelShape, num_tokens: int, num_rows: int, size: int, free: int) -> int:
+def fewest_recomputed(
+    shape: ModelShape, num_tokens: int, num_rows: int, size: int, free: int, trains_head: bool = True
+) -> int:
     """How many layers must be recomputed for a pass to fit; all of them where even that is too much."""
     for num_recomputed in range(shape.num_layers):
-        if fits(pass_bytes(shape, num_tokens, num_rows, num_recomputed, size), free):
+        if fits(pass_bytes(shape, num_tokens, num_rows, num_recomputed, size, trains_head), free):
             return num_recomputed
     return shape.num_layers
 
 
-def fitting_tokens(shape: ModelShape, most: int, size: int, free: int, recomputes: bool) -> int:
+def fitting_tokens(
+    shape: ModelShape, most: int, size: int, free: int, recomputes: bool, trains_head: bool = True
+) -> int:
     """Tokens of a micro-batch: `most`, or fewer if they do not fit without recomputing layers.
 
     Fewer than FULL_SPEED only if they do not fit with it either. All may need their logits.
@@ -101,7 +116,7 @@ def fitting_tokens(shape: ModelShape, most: int, size: int, free: int, recompute
         below, above = 0, most + 1  # bisection: the first fits, the second does not
         while above - below > 1:
             middle = (below + above) // 2
-            fit = fits(pass_bytes(shape, middle, middle, num_recomputed, size), free)
+            fit = fits(pass_bytes(shape, middle, middle, num_recomputed, size, trains_head), free)
             below, above = (middle, above) if fit else (below, middle)
         return below
 
@@ -132,3 +147,13 @@ def free_bytes(device: torch.device) -> int:
     free, total = torch.cuda.mem_get_info(device)
     cap = int(torch.cuda.get_per_process_memory_fraction(device) * total)
     return min(free + torch.cuda.memory_reserved(device), cap) - allocated
+
+
+def gpu_capacity(device: torch.device) -> int:
+    """What a GPU has for this process: its memory or the process's cap on it, less what other processes hold."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    cap = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    others = max(0, total - free - torch.cuda.memory_reserved(device) - CONTEXT)
+    return min(cap, total - others)

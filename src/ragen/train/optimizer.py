@@ -13,8 +13,8 @@
 
 A learning rate of 1e-6 vanishes in bf16: a module in bf16 gets float32 master weights, which are stepped and rounded
 into it. Its gradients are added to the masters' as soon as a backward pass has made each, so they are never all in
-memory. A float32 module is its own master. On CUDA, AdamW is fused. The schedule counts training steps, not updates:
-how many updates a step has depends on what the filter keeps.
+memory. A float32 module is its own master. On CUDA, AdamW is fused. `offload.py` keeps masters and moments in main
+memory. The schedule counts training steps, not updates: how many updates a step has depends on what the filter keeps.
 """
 
 import math
@@ -34,20 +34,27 @@ COUNT, MOMENTS, MASTER = "step", ("exp_avg", "exp_avg_sq"), "master"  # what Ada
 class MasterAdamW:
     def __init__(self, parameters: Iterable[nn.Parameter], settings: Settings, total_steps: int):
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        self.masters = [
-            parameter if parameter.dtype == torch.float32 else parameter.detach().float().requires_grad_()
-            for parameter in self.parameters
-        ]
+        self.masters = self._make_masters()
+        self.holders = self._make_holders()  # their `grad` is the sum of a parameter's gradients, in float32
         self.settings, self.total_steps = settings, total_steps
         self.num_steps = 0  # training steps behind us
         self.num_updates = 0  # optimizer steps of this process
         betas = (settings.betas[0], settings.betas[1])
-        self.is_cuda = bool(self.masters) and all(master.is_cuda for master in self.masters)
+        self.is_cuda = bool(self.parameters) and all(parameter.is_cuda for parameter in self.parameters)
         decay, fused = settings.weight_decay, True if self.is_cuda else None
         self.adamw = torch.optim.AdamW(self.masters, settings.lr, betas, weight_decay=decay, fused=fused)
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            if master is not parameter:
-                parameter.register_post_accumulate_grad_hook(partial(_fold, master))
+        for parameter, holder in zip(self.parameters, self.holders, strict=True):
+            if holder is not parameter:
+                parameter.register_post_accumulate_grad_hook(partial(_fold, holder))
+
+    def _make_masters(self) -> list[Tensor]:
+        return [
+            parameter if parameter.dtype == torch.float32 else parameter.detach().float().requires_grad_()
+            for parameter in self.parameters
+        ]
+
+    def _make_holders(self) -> list[Tensor]:
+        return self.masters
 
     @property
     def lr(self) -> float:
@@ -55,47 +62,65 @@ class MasterAdamW:
         return self.settings.lr * schedule(self.settings, self.num_steps, self.total_steps)
 
     def prepare(self) -> None:
-        """Before the backward passes of a step: on CUDA, gradients get their memory, so that what is free is free."""
+        """Before the backward passes of a step: on CUDA, gradients and moments get their memory, so that what is free
+        then is free."""
         if self.is_cuda:
             self.gradients()
+            self._make_moments()
+
+    def _make_moments(self) -> None:
+        """As AdamW makes them in its first step."""
+        for master in self.masters:
+            if not self.adamw.state.get(master):
+                count = torch.zeros((), dtype=torch.float32, device=self._count_device(master))
+                self.adamw.state[master] = {COUNT: count, **{kind: torch.zeros_like(master) for kind in MOMENTS}}
+
+    def _count_device(self, master: Tensor) -> torch.device | str:
+        """AdamW keeps its counts on the CPU unless it is fused or capturable."""
+        group = self.adamw.param_groups[0]
+        return master.device if group["fused"] or group["capturable"] else "cpu"
 
     def collect(self) -> None:
         """Add gradients that no backward pass made to those of the masters."""
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            if master is not parameter:
-                _fold(master, parameter)
+        for parameter, holder in zip(self.parameters, self.holders, strict=True):
+            if holder is not parameter:
+                _fold(holder, parameter)
 
     def gradients(self) -> list[Tensor]:
         """What was collected, zeros where there is none: every worker has the same list."""
-        for master in self.masters:
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
-        return [master.grad for master in self.masters if master.grad is not None]
+        for holder in self.holders:
+            if holder.grad is None:
+                holder.grad = torch.zeros(holder.shape, device=holder.device)
+        return [holder.grad for holder in self.holders if holder.grad is not None]
 
     def norm(self) -> float:
         """The norm of all gradients together."""
-        return float(nn.utils.get_total_norm([master.grad for master in self.masters if master.grad is not None]))
+        return float(nn.utils.get_total_norm([holder.grad for holder in self.holders if holder.grad is not None]))
 
     def clear(self) -> None:
         """Forget the gradients."""
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            parameter.grad = master.grad = None
+        for parameter, holder in zip(self.parameters, self.holders, strict=True):
+            parameter.grad = holder.grad = None
 
     def step(self, max_norm: float, norm: float | None = None) -> float:
         """One update from the gradients, clipped; returns their norm before that. `norm` is it, if known already."""
         self.collect()
         norm = self.norm() if norm is None else norm
-        nn.utils.clip_grads_with_norm_(self.masters, max_norm, torch.tensor(norm))
+        nn.utils.clip_grads_with_norm_(self.holders, max_norm, torch.tensor(norm))
         for group in self.adamw.param_groups:
             group["lr"] = self.lr
-        self.adamw.step()
         with torch.no_grad():
-            for parameter, master in zip(self.parameters, self.masters, strict=True):
-                if master is not parameter:
-                    parameter.copy_(master)
+            self._update()
         self.clear()
         self.num_updates += 1
         return norm
+
+    def _update(self) -> None:
+        """Step the masters, and round them into the module."""
+        self.adamw.step()
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
 
     def advance(self) -> None:
         self.num_steps += 1
@@ -108,7 +133,7 @@ class MasterAdamW:
         listed: dict[str, Tensor] = {}
         for name, parameter, master in self._named(model):
             listed |= {f"{kind}/{name}": value for kind, value in self.adamw.state.get(master, {}).items()}
-            if master is not parameter:
+            if parameter.dtype != torch.float32:
                 listed[f"{MASTER}/{name}"] = master.detach()
         return listed
 
@@ -130,12 +155,14 @@ class MasterAdamW:
                     master.copy_(stored[f"{MASTER}/{name}"])
             self.adamw.state.pop(master, None)
             if f"{COUNT}/{name}" in stored:
-                moments = {kind: stored[f"{kind}/{name}"].to(master, copy=True) for kind in MOMENTS}
-                # AdamW keeps its counts on the CPU unless it is fused or capturable.
-                on_device = self.adamw.param_groups[0]["fused"] or self.adamw.param_groups[0]["capturable"]
-                count = stored[f"{COUNT}/{name}"].to(master.device if on_device else "cpu", copy=True)
-                self.adamw.state[master] = {COUNT: count, **moments}
+                moments = {kind: stored[f"{kind}/{name}"] for kind in MOMENTS}
+                count = stored[f"{COUNT}/{name}"].to(self._count_device(master), copy=True)
+                self.adamw.state[master] = {COUNT: count, **self._own_moments(master, moments)}
         self.num_steps = num_steps
+
+    def _own_moments(self, master: Tensor, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Stored moments of a master, where the optimizer keeps its own."""
+        return {kind: moment.to(master, copy=True) for kind, moment in stored.items()}
 
     @contextmanager
     def in_full(self) -> Iterator[None]:
@@ -156,10 +183,10 @@ class MasterAdamW:
             yield names[parameter], parameter, master
 
 
-def _fold(master: Tensor, parameter: nn.Parameter) -> None:
-    """Add a gradient to the master's, in float32, and free it."""
+def _fold(holder: Tensor, parameter: nn.Parameter) -> None:
+    """Add a gradient to the sum of them, in float32, and free it."""
     if parameter.grad is not None:
-        master.grad = parameter.grad.float() if master.grad is None else add_into(master.grad, parameter.grad)
+        holder.grad = parameter.grad.float() if holder.grad is None else add_into(holder.grad, parameter.grad)
         parameter.grad = None
 
 
