@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TINY = {
     "collapse": ("--shape tiny --rounds 1", "x the floor with attention"),
+    "memory": ("--only tiny", "kept during updates"),
     "overlap": ("--shape tiny --rows 4 --prompts 1", "on two streams"),
     "schedule": ("--rounds 1 --groups 2 --size 4 --reply 20", "ragged at"),
     "grpo_step": ("--model pocket --groups 2 --size 2 --reply 4 --rounds 1 --tries 0 --no-peer", "ours: MFU"),

@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[2] / "src"))
 from ragen.engine.base import Sampling
 from ragen.engine.forced_length import ForcedLength
 from ragen.engine.native.engine import NativeEngine
-from ragen.engine.native.graphs import rounded
+from ragen.engine.native.slot_memory import rounded
 
 STEP, ROW = 2.7e-3, 7.2e-6  # seconds of a decoded token, and of a row in it
 FILL, TOKEN = 1.5e-3, 11e-6  # seconds of a prefill, and of a token in it

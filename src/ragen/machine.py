@@ -4,11 +4,14 @@ cores()                       # 2.0; a container may allow part of a core
 ram_bytes()                   # (total, free)
 num_gpus()                    # 0
 cached_models(os.environ)     # ("Qwen/Qwen2.5-0.5B-Instruct",)
+gpu_memory()                  # bytes of the smallest GPU, or None
+read_size("80GB")             # 80000000000
 check_platform()              # raises on Windows
 prefer_growing_segments()     # before torch is loaded
 """
 
 import contextlib
+import glob
 import os
 import re
 import subprocess
@@ -76,7 +79,40 @@ def num_gpus() -> int:
 
 def cached_models(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Names of the models whose weights are in the local Hugging Face cache."""
-    home = Path(environ.get("HF_HOME") or Path(os.path.expanduser("~")) / ".cache" / "huggingface")
-    folders = Path(environ.get("HF_HUB_CACHE") or home / "hub").glob("models--*")
+    folders = _hub_cache(environ).glob("models--*")
     names = [path.name for path in folders if any(path.glob("snapshots/*/*.safetensors"))]
     return tuple(sorted(name.removeprefix("models--").replace("--", "/") for name in names))
+
+
+def cached_folder(name: str, environ: Mapping[str, str]) -> Path | None:
+    """Where the local Hugging Face cache holds a model's `config.json`, if it does."""
+    found = _hub_cache(environ).glob(f"models--{glob.escape(name.replace('/', '--'))}/snapshots/*/config.json")
+    return next((path.parent for path in sorted(found)), None)
+
+
+def _hub_cache(environ: Mapping[str, str]) -> Path:
+    home = Path(environ.get("HF_HOME") or Path(os.path.expanduser("~")) / ".cache" / "huggingface")
+    return Path(environ.get("HF_HUB_CACHE") or home / "hub")
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the smallest GPU that the driver lists; None without one."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        return min(int(line) * 2**20 for line in listed.split())
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def read_size(text: str) -> int:
+    """Bytes that a user names: 80GB, 79.6GiB; a number alone means GB."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*(GB|GiB|MB|MiB|G|)\s*", text, re.IGNORECASE)
+    units = {"": 10**9, "g": 10**9, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
+    try:
+        size = int(float(match[1]) * units[match[2].lower()]) if match else 0
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise ConfigError(f"{text!r} is not an amount of memory: write it as 80GB or 79.6GiB")
+    return size

@@ -42,6 +42,7 @@ from ragen.cli.estimates import (
 )
 from ragen.config.compose import resolve
 from ragen.machine import cached_models
+from ragen.run.memory_plan import plan
 
 ROOT = Path(__file__).parents[2]
 LAPTOP = Machine(
@@ -94,32 +95,20 @@ def test_parameters_counted_matrix_by_matrix(model, rank):
     assert (model.num_parameters, model.num_adapter_parameters(rank)) == (count, adapters)
 
 
-def test_the_memory_of_the_documented_ppo_run_by_hand():
-    """Actor, critic and reference of 3,085,938,688 parameters; micro-batches of 4 x 3600 tokens; 36 layers.
-
-    The cache is larger than that work, unless validation goes in small portions.
-    """
-    portions = DENSE._replace(overrides=(*DENSE.overrides, "data.val_batch_size=32"))
-    config = config_of(portions, QWEN_3B_BASE)
-    n = 3_085_938_688
-    found = memory(QWEN_3B_BASE, config, on_gpu=True)
-    tokens, rows, chunk = 4 * 3600, 4 * 5 * 400, 2667  # 8,000 rows of logits, of which 3,533 fit into a chunk
-    head = rows * 3 * 2048 * 2 + chunk * 151936 * 2 + 151936 * 2048 * (2 + 2 + 4)
-    activations = tokens * 36 * 2048 * 2 + head
-    assert found == {"weights": 3 * 2 * n, "master weights": 2 * 4 * n, "Adam": 2 * 8 * n, "work": 4 * n + activations}
-    assert memory(QWEN_3B_BASE, config_of(DENSE, QWEN_3B_BASE), on_gpu=True)["work"] == 256 * 3600 * 36 * 2 * 256 * 2
-    on_cpu = memory(QWEN_3B_BASE, config, on_gpu=False)
+def test_the_memory_of_the_documented_ppo_run_on_a_cpu_by_hand():
+    """Actor, critic and reference of 3,085,938,688 parameters."""
+    n, on_cpu = 3_085_938_688, memory(QWEN_3B_BASE, config_of(DENSE, QWEN_3B_BASE))
     assert (on_cpu["weights"], on_cpu["master weights"], on_cpu["Adam"]) == (3 * 4 * n, 0, 2 * 8 * n)
 
 
 def test_the_cache_by_hand():
-    """512 validation levels, of which 256 at a time: 3600 tokens x 36 layers x keys and values of 2 x 128 in bf16."""
-    assert kv_cache(QWEN_3B, config_of(DENSE, QWEN_3B), size=2) == 256 * 3600 * 36 * 2 * 256 * 2
+    """512 validation levels, of which 256 at a time: 3600 tokens x 36 layers x 2 x 256 in float32."""
+    assert kv_cache(QWEN_3B, config_of(DENSE, QWEN_3B)) == 256 * 3600 * 36 * 2 * 256 * 4
     words = ("training.train_batch_size=2", "training.n_rollout=3", "training.ppo_batch_size=6")
     few = Experiment("", QWEN_3B, ("sokoban", "training.val_batch_size=4", *words))
     config = config_of(few, QWEN_3B)
     longest = config.actor_rollout_ref.rollout.max_model_len
-    assert kv_cache(QWEN_3B, config, size=2) == 6 * longest * 36 * 2 * 256 * 2
+    assert kv_cache(QWEN_3B, config) == 6 * longest * 36 * 2 * 256 * 4
 
 
 @pytest.mark.parametrize(
@@ -134,17 +123,16 @@ def test_the_cache_by_hand():
 def test_adapters_need_less(words, num_models, ranks):
     kl = ["actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.1"]
     config = resolve(["model_path=x", "algorithm.adv_estimator=gae", *kl, *words], "base", environ={}).config
-    found, all_weights = memory(QWEN_05B, config, on_gpu=True), 494_032_768
+    found, all_weights = plan(QWEN_05B, config, 80 * GIB), 494_032_768
     trained = [QWEN_05B.num_adapter_parameters(rank) if rank else all_weights for rank in ranks]
-    assert found["weights"] == 2 * num_models * all_weights
-    assert (found["master weights"], found["Adam"]) == (4 * sum(trained), 8 * sum(trained))
+    assert found.weights == 2 * num_models * all_weights
+    assert (found.masters, found.moments) == (4 * sum(trained), 8 * sum(trained))
 
 
 def test_fine_tuning_trains_adapters_only():
-    found = memory(QWEN_05B, config_of(Experiment("", QWEN_05B, estimates.SFT), QWEN_05B), on_gpu=True)
+    found = plan(QWEN_05B, config_of(Experiment("", QWEN_05B, estimates.SFT), QWEN_05B), 80 * GIB)
     adapters = QWEN_05B.num_adapter_parameters(64)
-    assert found["weights"] == 2 * 494_032_768 and found["Adam"] == 8 * adapters
-    assert found["master weights"] == 4 * adapters
+    assert (found.weights, found.masters, found.moments) == (2 * 494_032_768, 4 * adapters, 8 * adapters)
 
 
 def test_the_embedded_model_takes_seconds_and_a_large_one_hours():
@@ -154,15 +142,9 @@ def test_the_embedded_model_takes_seconds_and_a_large_one_hours():
 
 
 def test_numbers_that_stand_elsewhere_too():
-    import inspect
-
-    from ragen.engine.native.engine import NativeEngine
-    from ragen.model.load import LARGE
     from ragen.model.policy import MAX_CHUNK_LOGITS
-    from ragen.run import memory_plan
 
-    assert inspect.signature(NativeEngine).parameters["max_rows"].default == memory_plan.MAX_ROWS
-    assert LARGE == memory_plan.LARGE and 4 * MAX_CHUNK_LOGITS * 4 == estimates.LOGITS
+    assert 4 * MAX_CHUNK_LOGITS * 4 == estimates.LOGITS
     stored = json.loads((ROOT / "src/ragen/model/pocket/weights/config.json").read_text())
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
              "head_dim", "vocab_size")  # fmt: skip
@@ -197,7 +179,9 @@ def test_one_large_gpu_runs_all_that_takes_one():
         (QWEN_05B, {"cached": (QWEN_05B.name,)}, "slow", "a step", "pocket"),
         (QWEN_05B, {"hub_answers": True, "ram_free": GIB // 5}, "no", "0.2 GiB are free", ""),
         (QWEN_3B, {"hub_answers": True}, "no", "20 GiB are free", "pocket"),
-        (QWEN_3B, {"hub_answers": True, "gpus": (Gpu("X", 24 * GIB),)}, "no", "a GPU here has 24 GiB", "Qwen2.5-0.5B"),
+        (QWEN_3B, {"hub_answers": True, "gpus": (Gpu("X", 24 * GIB),)}, "no", "a GPU here has 24 GiB", "Qwen2.5-1.5B"),
+        (QWEN_3B, {"gpus": (Gpu("X", 24 * GIB),), "is_assumed": True}, "no", "has 24 GiB", "Qwen2.5-1.5B"),
+        (QWEN_15B, {"gpus": (Gpu("X", 24 * GIB),), "is_assumed": True}, "yes", "the actor's optimizer state", ""),
         (QWEN_3B, {"gpus": (Gpu("X", 80 * GIB),)}, "no", "weights not in the cache", "pocket"),
         (QWEN_3B, {"hub_answers": True, "gpus": (Gpu("X", 80 * GIB),)}, "yes", "", ""),
         (POCKET, {"torch": "", "torch_problem": "no libcuda"}, "no", "torch does not work: no libcuda", ""),
@@ -208,6 +192,16 @@ def test_what_can_run(model, changes, here, why, instead):
     result = feasibility(Experiment("", model, words), replace(LAPTOP, **changes))
     assert (result.here, result.instead) == (here, instead)
     assert why in result.why
+
+
+@pytest.mark.parametrize(("memory", "here"), [("80GB", "yes"), ("24GB", "no")])
+def test_documented_hardware_that_is_not_here(capsys, memory, here):
+    """PPO of 3B with a reference, as documented: 80 GB suffice with the critic's state in main memory."""
+    doctor.run(["--json", "--gpu-memory", memory])
+    data = json.loads(capsys.readouterr().out)
+    dense = next(one for one in data["experiments"] if one["experiment"] == "top-p and KL sweeps")
+    assert dense["here"] == here and data["machine"]["is_assumed"]
+    assert (dense["why"] == "the critic's optimizer state in main memory") == (here == "yes")
 
 
 # --- packages and caches ------------------------------------------------------------------------------------------

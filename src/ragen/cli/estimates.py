@@ -1,35 +1,28 @@
 """The documented experiments, and the memory and time that each needs, estimated from the shape of its model.
 
     config = config_of(EXPERIMENTS[0], POCKET)
-    memory(POCKET, config, on_gpu=False)         # {"weights": …, "master weights": …, "Adam": …, "work": …}
+    memory(POCKET, config)                       # {"weights": …, "master weights": …, "Adam": …, "work": …}
     seconds_per_step(POCKET, config, num_cores=2)
 
-On a GPU the numbers are those of `run.memory_plan`, with all layers recomputed where the config allows it. On a CPU a
-parameter takes 4 bytes as weight (float32, no separate master), 8 in Adam and 4 as gradient. A critic needs the same
-again, a reference model only its weights. The larger of two comes on top: the sampler's cache, or the gradients and
-activations of a micro-batch. Episodes are assumed to have the maximum length.
+For a GPU `run.memory_plan` knows more. On a CPU a parameter takes 4 bytes as weight (float32, no separate master), 8 in
+Adam and 4 as gradient. A critic needs the same again, a reference model only its weights. The larger of two comes on
+top: the sampler's cache, or the gradients and activations of a micro-batch. Episodes are assumed to have the maximum
+length.
 """
 
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ragen.run.memory_plan import LARGE, ModelShape, kv_cache, plan, trained_models
+from ragen.run.memory_plan import LARGE, longest_sequence, models_of, num_conversations
+from ragen.run.model_shape import POCKET, QWEN_05B, QWEN_3B, QWEN_3B_BASE, QWEN_7B, QWEN_15B, SMOLLM2, ModelShape
 
 if TYPE_CHECKING:
     from ragen.config.schema import Config
 
+SIZE = 4  # bytes of a number
 LOGITS = 4 * (1 << 24) * 4  # a chunk of logits in float32, and what its gradient takes
 TYPICAL = 0.35  # of the maximum length of an episode, for the time of a step
 CORE_FLOPS = 30e9  # per second, float32: measured with the embedded model
-
-
-POCKET = ModelShape("pocket", 4, 128, 384, 4, 2, 32, 622)
-SMOLLM2 = ModelShape("smollm2", 30, 576, 1536, 9, 3, 64, 49152, qkv_bias=False)
-QWEN_05B = ModelShape("Qwen/Qwen2.5-0.5B-Instruct", 24, 896, 4864, 14, 2, 64, 151936)
-QWEN_15B = ModelShape("Qwen/Qwen2.5-1.5B-Instruct", 28, 1536, 8960, 12, 2, 128, 151936)
-QWEN_3B = ModelShape("Qwen/Qwen2.5-3B-Instruct", 36, 2048, 11008, 16, 2, 128, 151936)
-QWEN_7B = ModelShape("Qwen/Qwen2.5-7B-Instruct", 28, 3584, 18944, 28, 4, 128, 152064, tied=False)
-QWEN_3B_BASE = QWEN_3B._replace(name="Qwen/Qwen2.5-3B")
 
 
 class Experiment(NamedTuple):
@@ -82,37 +75,34 @@ def _resolved(overrides: tuple[str, ...], recipe: str | None, model: str) -> "Co
     return resolve([*overrides, f"{key}={model}"], recipe, environ={}).config
 
 
-def memory(model: ModelShape, config: "Config", on_gpu: bool) -> dict[str, int]:
-    """Bytes that a run needs, by purpose. `work` is not held all the time."""
-    if on_gpu:
-        planned = plan(model, config)
-        return {
-            "weights": planned.weights,
-            "master weights": planned.masters,
-            "Adam": planned.moments,
-            "work": planned.peak - planned.held,
-        }
-    models, size = trained_models(model, config), 4
-    gradients = max(models.trained) * size + activations(model, config, size)
+def memory(model: ModelShape, config: "Config") -> dict[str, int]:
+    """Bytes that a run needs on a CPU, by purpose. `work` is not held all the time."""
+    models = models_of(model, config)
+    trained = [one.num_trained for one in models]
     return {
-        "weights": models.num_models * model.num_parameters * size,
-        "master weights": 4 * sum(num for num, rank in zip(models.trained, models.ranks, strict=True) if rank > 0),
-        "Adam": 8 * sum(models.trained),
-        "work": max(gradients, kv_cache(model, config, size)),
+        "weights": len(models) * model.num_parameters * SIZE,
+        "master weights": 4 * sum(one.num_trained for one in models if one.rank),
+        "Adam": 8 * sum(trained),
+        "work": max(max(trained) * SIZE + activations(model, config), kv_cache(model, config)),
     }
 
 
-def activations(model: ModelShape, config: "Config", size: int) -> int:
+def kv_cache(model: ModelShape, config: "Config") -> int:
+    """Bytes for the keys and values of the conversations that are sampled at once."""
+    return num_conversations(config) * longest_sequence(config) * model.num_layers * 2 * model.kv_size * SIZE
+
+
+def activations(model: ModelShape, config: "Config") -> int:
     """Bytes for a micro-batch of the longest sequences: the inputs of all layers, and the inside of one layer."""
     if config.rl_or_sft == "sft":
         num_tokens = config.sft.training.micro_batch_size * config.sft.training.max_length
         recomputed = config.sft.training.enable_gradient_checkpointing
     else:
-        num_tokens = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu * _longest(config)
+        num_tokens = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu * longest_sequence(config)
         recomputed = config.actor_rollout_ref.model.enable_gradient_checkpointing
     inside = 4 * model.hidden + 2 * model.q_size + 2 * model.kv_size + 3 * model.intermediate
     kept = model.hidden if recomputed and model.num_parameters > LARGE else inside
-    return num_tokens * size * (model.num_layers * kept + inside) + LOGITS
+    return num_tokens * SIZE * (model.num_layers * kept + inside) + LOGITS
 
 
 def seconds_per_step(model: ModelShape, config: "Config", num_cores: float) -> float:
@@ -120,9 +110,5 @@ def seconds_per_step(model: ModelShape, config: "Config", num_cores: float) -> f
     if config.rl_or_sft == "sft":
         num_tokens = config.sft.training.train_batch_size * config.sft.training.max_length
     else:
-        num_tokens = config.es_manager.train.env_groups * config.es_manager.train.group_size * _longest(config)
+        num_tokens = config.es_manager.train.env_groups * config.es_manager.train.group_size * longest_sequence(config)
     return 8 * model.num_parameters * num_tokens * TYPICAL / (num_cores * CORE_FLOPS)
-
-
-def _longest(config: "Config") -> int:
-    return config.actor_rollout_ref.rollout.max_model_len

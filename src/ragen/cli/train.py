@@ -3,6 +3,7 @@
 examples:
   ragen train sokoban --dry-run
   ragen train --config-name _2_sokoban es_manager.train.group_size=8 --dry-run
+  ragen train --config-name _2_sokoban model_path=random:Qwen2.5-3B --dry-run --gpu-memory 80GB
   ragen train frozenlake training.n_rollout=8 training.ppo_batch_size=64 \\
       optimization.adv_estimator=brpo --dry-run
 
@@ -46,6 +47,7 @@ def run_parser(verb: str, about: str | None) -> argparse.ArgumentParser:
     made.add_argument("--config-name", "-cn", metavar="RECIPE", help="base, _1_bandit, _2_sokoban, _3_frozen_lake")
     made.add_argument("--config-dir", "-cd", metavar="DIR", help="a directory with your own recipes")
     made.add_argument("--dry-run", action="store_true", help="print the resolved plan and stop")
+    made.add_argument("--gpu-memory", metavar="SIZE", help="with --dry-run: for a GPU with this memory, such as 80GB")
     made.add_argument("--stage", choices=["sft", "rl"], help="only this stage of rl_or_sft=sft_then_rl")
     made.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
     return made
@@ -65,11 +67,13 @@ def run(arguments: Sequence[str]) -> int:
     from ragen.run.prepare import prepare
     from ragen.sft.output_dir import planned_output
 
+    if options.gpu_memory is not None and not options.dry_run:
+        raise ConfigError(f"--gpu-memory {options.gpu_memory}: a run uses the GPU that is here; add --dry-run")
     resolved = prepare(options.overrides, options.config_name, options.config_dir)
     check_stage(resolved.config, options.stage)
     if options.dry_run:
         tuning = None if resolved.config.rl_or_sft == "rl" else Tuning(*planned_output(resolved.config))
-        print(explain(resolved, options.stage, tuning), end="")
+        print(explain(resolved, options.stage, tuning, _memory_lines(resolved.config, options.gpu_memory)), end="")
         return 0
     if "RANK" not in os.environ:  # a worker's launcher has printed them already
         _print_notes(resolved)
@@ -88,6 +92,22 @@ def run(arguments: Sequence[str]) -> int:
     except OutOfMemory as error:
         command = smaller_command(options, arguments, error.overrides)
         raise RunFailed(f"{error}\nWith half of each:\n  {command}") from error
+
+
+def _memory_lines(config: "Config", gpu_memory: str | None) -> list[str]:
+    """The memory plan for the GPU that is named, or else for the one that is here. A run that cannot fit is refused."""
+    from ragen.machine import ram_bytes, read_size
+    from ragen.run.nearest_fit import check_named, gpu_of
+
+    if gpu_memory is None:
+        planned = check_named(config, gpu_of(config), ram_bytes()[1])
+    else:
+        planned = check_named(config, read_size(gpu_memory))
+        if planned is None:
+            return [
+                f"memory: not planned for {gpu_memory}: the shape of the model is not known before it is downloaded"
+            ]
+    return [] if planned is None else [planned.line()]
 
 
 def _install_extras(config: "Config") -> None:

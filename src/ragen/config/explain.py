@@ -7,7 +7,7 @@ sections at the end. Where fine-tuning writes depends on the runs on disk, so th
 """
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -33,11 +33,16 @@ class Tuning(NamedTuple):
     is_finished: bool = False
 
 
-def explain(resolved: Resolved, stage: str | None = None, tuning: Tuning | None = None) -> str:
-    """The plan of a run; of one half of `rl_or_sft=sft_then_rl` if a stage, `sft` or `rl`, is named."""
+def explain(
+    resolved: Resolved, stage: str | None = None, tuning: Tuning | None = None, memory: Sequence[str] = ()
+) -> str:
+    """The plan of a run; of one half of `rl_or_sft=sft_then_rl` if a stage, `sft` or `rl`, is named.
+
+    `memory` are lines on the GPU's, where one is known.
+    """
     lines = [f"# start: {_one_line(resolved.start)}"]
     for title, section in (
-        ("derived", list(derived_lines(resolved.config, stage, tuning))),
+        ("derived", [*derived_lines(resolved.config, stage, tuning), *memory]),
         ("notes", resolved.notes),
         ("keys without effect", resolved.no_effect_lines()),
     ):

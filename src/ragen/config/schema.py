@@ -31,7 +31,7 @@ SAVED = ("model", "optimizer", "extra")
 # Why a key has no effect.
 VLLM_ONLY = "belongs to the vLLM engine; the native engine has no such setting"
 ONE_MODULE = "sampler and learner share one module, there is no second copy to place or to load"
-FSDP_ONLY = "workers hold full weights; nothing is sharded or offloaded"
+FSDP_ONLY = "workers hold full weights; nothing is sharded"
 PACKED = "training always runs packed, without padding"
 CHUNKED = "entropy is always computed in chunks; the result is the same"
 GEN_CONFIG = "sampling is set under actor_rollout_ref.rollout"
@@ -117,11 +117,17 @@ class Fsdp:
     model_dtype: str = key("fp32", no_effect="the optimizer always owns fp32 master weights")
     dtype: str = key("bfloat16", no_effect="fp32 on CPU, bf16 on GPU")
     param_offload: bool = key(False, no_effect=FSDP_ONLY)
-    optimizer_offload: bool = key(False, no_effect=FSDP_ONLY)
+    # Optimizer state in main memory; where it does not fit on the GPU, it is there anyway.
+    optimizer_offload: bool = key(False, changes_only=MEMORY)
 
 
 @dataclass
-class CriticModel:
+class CriticFsdp:
+    optimizer_offload: bool = key(False, changes_only=MEMORY)  # as the actor's
+
+
+@dataclass
+class TrainedModel:
     path: str = key("${model_path}", NOT_EMPTY)
     lora_rank: int = key("${lora.rank}", at_least=0)
     lora_alpha: int = key("${lora.alpha}")
@@ -130,7 +136,12 @@ class CriticModel:
 
 
 @dataclass
-class ActorModel(CriticModel):
+class CriticModel(TrainedModel):
+    fsdp_config: CriticFsdp = node(CriticFsdp)
+
+
+@dataclass
+class ActorModel(TrainedModel):
     use_remove_padding: bool = key(False, no_effect=PACKED)
 
 

@@ -11,6 +11,7 @@ seed only, so the first of each stands for all.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from ragen.config import identity_keys
@@ -41,6 +42,8 @@ def check(plan: Plan, dry_run: bool = False, seen: set[str] | None = None) -> li
         if plan.options.evaluate_turns:
             notes |= dict.fromkeys(_about_evaluation(cells[0], resolved.config, games))
         notes |= dict.fromkeys(resolved.notes)
+        if not on_cpu:
+            notes |= dict.fromkeys(_about_memory(resolved.config))
         same.setdefault(_what_it_computes(resolved.config), []).extend(cells)
     equal = [cells for cells in same.values() if len(cells) > 1]
     return [*notes, *(_about_equal(cells, plan, on_cpu) for cells in equal)]
@@ -95,6 +98,24 @@ def _resolved(cell: Cell, on_cpu: bool) -> Any:
         if found != planned:
             raise ConfigError(f"{cell.name} would have {found}, not {planned}: the experiment's overrides need {key}")
     return resolved
+
+
+def _about_memory(config: Any) -> list[str]:
+    """That a run does not fit on a GPU of this machine. The machine that it is placed on may have larger ones."""
+    from ragen.run.nearest_fit import check_named
+
+    try:
+        check_named(config, _gpu_memory())
+    except ConfigError as error:
+        return [f"{error} (the run itself refuses to start on such a GPU)"]
+    return []
+
+
+@cache
+def _gpu_memory() -> int | None:
+    from ragen.machine import gpu_memory
+
+    return gpu_memory()
 
 
 def _check_names(cell: Cell, config: Any, built_on: Mapping[str, str]) -> None:

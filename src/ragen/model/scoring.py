@@ -15,6 +15,7 @@ from ragen.distributed.workers import Workers
 from ragen.model.critic import Critic
 from ragen.model.packing import PackedTokens, pack, samples_of
 from ragen.model.policy import score
+from ragen.model.redo import Batches, Redo
 from ragen.protocols import LanguageModel, TrainingSample
 from ragen.types import Group
 
@@ -22,11 +23,19 @@ CPU_TOKENS = 4096  # larger passes were slower on every CPU we tried
 
 
 class Scorer:
-    """`max_length` is that of a sequence: on CUDA a pass takes the tokens of `micro_batch_size` such sequences."""
+    """`max_tokens` are those of a pass on CUDA, where short sequences share the room of long ones."""
 
-    def __init__(self, workers: Workers, temperature: float, micro_batch_size: int, max_length: int | None = None):
+    def __init__(
+        self,
+        workers: Workers,
+        temperature: float,
+        micro_batch_size: int,
+        max_tokens: int | None = None,
+        redo: Redo | None = None,
+    ):
         self.workers, self.temperature, self.micro_batch_size = workers, temperature, micro_batch_size
-        self.room = micro_batch_size * max_length if max_length and workers.device.type == "cuda" else None
+        self.room = max_tokens if workers.device.type == "cuda" else None
+        self.redo = redo or Redo()
 
     def log_probs(self, model: LanguageModel, samples: Sequence[TrainingSample]) -> list[Tensor]:
         return self._each(samples, lambda packed: score(model, packed, self.temperature).log_probs)
@@ -48,12 +57,21 @@ class Scorer:
     def _each(self, samples: Sequence[TrainingSample], compute: Callable[[PackedTokens], Tensor]) -> list[Tensor]:
         """One number per sampled token, sample by sample, in main memory."""
         mine, device = self.workers.mine(samples), self.workers.device
-        results: dict[int, Tensor] = {}
         lengths = [len(sample.sequence.ids) for sample in mine]
-        for indices in micro_batches(lengths, self.micro_batch_size, device, self.room):
-            packed = pack([mine[index].sequence for index in indices], device)
-            parts = compute(packed).cpu().split([mine[index].num_sampled for index in indices])
-            results |= {index: part.clone() for index, part in zip(indices, parts, strict=True)}
+
+        def batches_of(divisor: int) -> Batches:
+            room = None if self.room is None else self.room // divisor
+            return micro_batches(lengths, max(1, self.micro_batch_size // divisor), device, room)
+
+        def compute_all(batches: Sequence[list[int]]) -> dict[int, Tensor]:
+            results: dict[int, Tensor] = {}
+            for indices in batches:
+                packed = pack([mine[index].sequence for index in indices], device)
+                parts = compute(packed).cpu().split([mine[index].num_sampled for index in indices])
+                results |= {index: part.clone() for index, part in zip(indices, parts, strict=True)}
+            return results
+
+        results = self.redo(batches_of, compute_all)
         return self.workers.gather([results[index] for index in range(len(mine))])
 
 

@@ -19,6 +19,7 @@ from ragen.config import derive
 from ragen.config.schema import Config
 from ragen.config.tree import value_at
 from ragen.errors import RunFailed
+from ragen.model.redo import is_out_of_memory
 from ragen.store import manifest as disk
 
 UPDATE = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
@@ -54,8 +55,7 @@ def explained(config: Config, device: torch.device, folder: Path) -> Iterator[No
     try:
         yield
     except RuntimeError as error:
-        # CUDA has an error class; main memory only a text.
-        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+        if not is_out_of_memory(error):
             raise
         resuming = [] if config.rl_or_sft == "sft" else _resume_overrides(folder)
         raise OutOfMemory(_message(config, device), [*smaller(config), *resuming]) from error

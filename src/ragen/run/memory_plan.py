@@ -1,118 +1,155 @@
-"""What a run holds on one GPU, before anything is loaded.
+"""What a run will hold on a GPU, before anything is loaded, and the choices that make it fit.
 
-    found = plan(ModelShape("x", 36, 2048, 11008, 16, 2, 128, 151936), config, capacity=141 * 10**9)
-    found.peak, found.num_tokens, found.num_recomputed
-    found.line(141 * 10**9)                          # memory: 81 GB of 141 GB at the peak: weights 6, …
+    found = plan(shape_of("random:Qwen2.5-3B"), config, capacity=80 * 10**9)
+    found.num_tokens, found.num_recomputed, found.num_slots, found.offloaded       # what was chosen
+    found.peak, found.fits
+    found.line()                # memory: 78 GB of 80 GB at the peak: weights 12.3, masters 12.3, …
 
 Held all the time: weights in bf16 (of actor, critic and reference), float32 master weights and Adam's moments of what
-is trained. On top comes the larger of two that are never alive together: the sampler's cache; or the float32
-gradients of one model and the activations of a micro-batch (`model.activations`, which also makes the choice when the
-run is under way, from what is free then). Episodes are assumed to have the maximum length.
+is trained. On top comes the largest of three that are never alive together: the sampler's slots and a prefill; a
+scoring pass; the float32 gradients of one model and the activations of a micro-batch (`model.activations`). Episodes
+are assumed to have the maximum length.
+
+The first choice that fits is taken. In this order a run gives up: micro-batches above 4,096 tokens; slots that stay
+during updates (captured graphs have fixed addresses, so slots are kept whole, or released before every update, which
+costs about a second a step); layers that are not recomputed; the critic's optimizer state on the GPU, then the actor's
+(`train.offload`); at last micro-batches of more than one sequence. `nearest_fit` refuses what does not fit even then.
 """
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ragen.config.model_name import FAMILIES
-from ragen.model.activations import fewest_recomputed, fitting_tokens, pass_bytes
+from ragen.engine.native.slot_memory import CUDA_BURST, MAX_ROWS, capacity, slot_bytes, slots_within
+from ragen.model.activations import (
+    CONTEXT,
+    FULL_SPEED,
+    OFFLOAD_CHUNK,
+    OFFLOAD_CHUNKS,
+    fewest_recomputed,
+    fits,
+    fitting_tokens,
+    forward_bytes,
+    pass_bytes,
+)
+from ragen.run.model_shape import ModelShape
 
 if TYPE_CHECKING:
     from ragen.config.schema import Config
 
+ACTOR, CRITIC, REFERENCE = "actor", "critic", "reference"
 LARGE = 50_000_000  # parameters from which layers may be recomputed, as in `model.load`
-MAX_ROWS = 256  # conversations that the engine samples at once
+PREFILL_TOKENS = 16384  # that the engine computes at once, at most
 SIZE = 2  # bytes of a number in bf16
-CONTEXT = 1 << 30  # CUDA's own
+STATE = 12  # bytes of a trained parameter: a float32 master and two moments
 GB = 10**9
 
 
-class ModelShape(NamedTuple):
-    """The sizes of a decoder (`model.decoder`)."""
+# --- what a run has ------------------------------------------------------------------------------------------------
 
-    name: str
-    num_layers: int
-    hidden: int
-    intermediate: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab: int
-    tied: bool = True
-    qkv_bias: bool = True
 
-    @classmethod
-    def of_folder(cls, name: str, folder: Path) -> "ModelShape | None":
-        """From a model's `config.json`; None if that is of another family."""
-        path = folder / "config.json"
-        stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if stored.get("model_type") not in FAMILIES:
-            return None
-        heads = stored["num_attention_heads"]
-        return cls(
-            name=name,
-            num_layers=stored["num_hidden_layers"],
-            hidden=stored["hidden_size"],
-            intermediate=stored["intermediate_size"],
-            num_heads=heads,
-            num_kv_heads=stored.get("num_key_value_heads") or heads,
-            head_dim=stored.get("head_dim") or stored["hidden_size"] // heads,
-            vocab=stored["vocab_size"],
-            tied=bool(stored.get("tie_word_embeddings", False)),
-            qkv_bias=stored["model_type"] == "qwen2",
-        )
+class PlannedModel(NamedTuple):
+    """A model of a run. `rank` is that of its adapter, 0 if all weights are trained, None if nothing is."""
+
+    role: str
+    shape: ModelShape
+    rank: int | None
 
     @property
-    def hidden_size(self) -> int:
-        return self.hidden
+    def num_trained(self) -> int:
+        if self.rank is None:
+            return 0
+        return self.shape.num_adapter_parameters(self.rank) if self.rank > 0 else self.shape.num_parameters
 
-    @property
-    def intermediate_size(self) -> int:
-        return self.intermediate
 
-    @property
-    def vocab_size(self) -> int:
-        return self.vocab
+def models_of(model: ModelShape, config: "Config", critic: ModelShape | None = None) -> list[PlannedModel]:
+    """Actor, critic and reference, as far as the run has them; the critic has the actor's shape unless it is given."""
+    from ragen.config import derive
 
-    @property
-    def short_name(self) -> str:
-        return self.name.rpartition("/")[2].removesuffix("-Instruct")
+    if config.rl_or_sft == "sft":
+        return [PlannedModel(ACTOR, model, config.sft.training.lora_rank)]
+    models = [PlannedModel(ACTOR, model, config.actor_rollout_ref.model.lora_rank)]
+    if derive.critic_model(config).needed:
+        models.append(PlannedModel(CRITIC, critic or model, config.critic.model.lora_rank))
+    if derive.reference_model(config).needed and not derive.reference_is_actor(config):
+        models.append(PlannedModel(REFERENCE, model, None))
+    return models
 
-    @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
 
-    @property
-    def q_size(self) -> int:
-        return self.num_heads * self.head_dim
+def offloaded_by_key(config: "Config") -> tuple[str, ...]:
+    """Whose optimizer state the user wants in main memory."""
+    asked = {
+        CRITIC: config.critic.model.fsdp_config.optimizer_offload,
+        ACTOR: config.actor_rollout_ref.actor.fsdp_config.optimizer_offload,
+    }
+    return tuple(role for role, flag in asked.items() if flag)
 
-    @property
-    def num_parameters(self) -> int:
-        attention = self.hidden * (2 * self.q_size + 2 * self.kv_size)
-        bias = (self.q_size + 2 * self.kv_size) * self.qkv_bias
-        layer = attention + bias + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        return self.vocab * self.hidden * (1 if self.tied else 2) + self.num_layers * layer + self.hidden
 
-    def num_adapter_parameters(self, rank: int) -> int:
-        """LoRA on every linear layer: rank x (inputs + outputs) of each."""
-        attention = 2 * (self.hidden + self.q_size) + 2 * (self.hidden + self.kv_size)
-        return self.num_layers * rank * (attention + 3 * (self.hidden + self.intermediate))
+class MicroBatches(NamedTuple):
+    """What a config asks of an update."""
+
+    most: int  # tokens
+    longest: int  # sequence: what a micro-batch must hold at least
+    share: float  # of the tokens, whose logits are computed
+    recomputes: bool  # whether layers may be
+
+
+def micro_batches_of(model: ModelShape, config: "Config") -> MicroBatches:
+    from ragen.config import derive
+
+    if config.rl_or_sft == "sft":
+        training = config.sft.training
+        most = training.micro_batch_size * training.max_length
+        return MicroBatches(most, most, 1.0, training.enable_gradient_checkpointing)
+    longest, rollout = longest_sequence(config), config.actor_rollout_ref.rollout
+    num_turns = config.agent_proxy.max_turn if config.agent_proxy.context_window_mode == "full" else 1
+    sizes = [config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu]
+    if derive.critic_model(config).needed:
+        sizes.append(config.critic.ppo_micro_batch_size_per_gpu)
+    share = min(1.0, num_turns * rollout.response_length / longest)
+    recomputes = config.actor_rollout_ref.model.enable_gradient_checkpointing and model.num_parameters > LARGE
+    return MicroBatches(max(sizes) * longest, longest, share, recomputes)
+
+
+def num_conversations(config: "Config") -> int:
+    """How many a worker wants to sample at once, in training or validation."""
+    train, val, trainer = config.es_manager.train, config.es_manager.val, config.trainer
+    num_workers = trainer.n_gpus_per_node * trainer.nnodes
+    played = [(train.env_groups, train.group_size)]
+    if trainer.test_freq > 0 or trainer.val_before_train or trainer.val_only:
+        played.append((min(config.data.val_batch_size or val.env_groups, val.env_groups), val.group_size))
+    return min(MAX_ROWS, max(-(-groups // num_workers) * size for groups, size in played))
+
+
+def longest_sequence(config: "Config") -> int:
+    return config.actor_rollout_ref.rollout.max_model_len
+
+
+# --- the plan ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes by purpose, and the choices that they follow from."""
 
+    capacity: int
     weights: int
     masters: int
     moments: int
     gradients: int
-    activations: int
-    cache: int
+    activations: int  # of an update, or the buffers of an offloaded optimizer
+    scoring: int  # a pass without gradients
+    cache: int  # the sampler's slots
+    prefill: int
+    host: int  # main memory, of optimizers that are offloaded
+    offloaded: tuple[str, ...]
     num_tokens: int  # of a micro-batch
+    num_scored_tokens: int  # of a scoring pass
     num_recomputed: int  # layers
     num_layers: int
+    num_slots: int
+    slot_tokens: int
+    keeps_slots: bool  # during updates
 
     @property
     def held(self) -> int:
@@ -120,16 +157,28 @@ class MemoryPlan:
         return self.weights + self.masters + self.moments
 
     @property
+    def kept(self) -> int:
+        """Of the slots, while learning."""
+        return self.cache if self.keeps_slots else 0
+
+    @property
     def update(self) -> int:
-        """While learning."""
-        return self.held + self.gradients + self.activations
+        return self.held + self.kept + self.gradients + self.activations
 
     @property
     def peak(self) -> int:
-        return max(self.update, self.held + self.cache)
+        sampling = self.held + self.cache + self.prefill
+        return max(self.update, sampling, self.held + self.kept + self.scoring)
 
-    def line(self, capacity: int) -> str:
+    @property
+    def fits(self) -> bool:
+        return self.peak + CONTEXT <= self.capacity
+
+    def line(self) -> str:
         """For the user."""
+        return f"memory: {self.peak / GB:.0f} GB of {self.capacity / GB:.0f} GB at the peak: {self.parts()}"
+
+    def parts(self) -> str:
         parts = {
             "weights": self.weights,
             "masters": self.masters,
@@ -138,82 +187,148 @@ class MemoryPlan:
             "activations": self.activations,
         }
         listed = ", ".join(f"{name} {value / GB:.1f}" for name, value in parts.items())
-        fits = "" if self.peak + CONTEXT <= capacity else "; this does not fit"
-        return (
-            f"memory: {self.peak / GB:.0f} GB of {capacity / GB:.0f} GB at the peak{fits}: {listed} (micro-batches of "
-            f"{self.num_tokens:,} tokens, {self.num_recomputed} of {self.num_layers} layers recomputed); while "
-            f"sampling, a cache of up to {self.cache / GB:.1f} instead of the last two"
+        slots = f"{self.num_slots} slots of {self.slot_tokens:,} tokens {self.cache / GB:.1f}"
+        slots += ", kept during updates" if self.keeps_slots else ", released before updates"
+        text = (
+            f"{listed} (micro-batches of {self.num_tokens:,} tokens, {self.num_recomputed} of {self.num_layers} layers "
+            f"recomputed); sampler: {slots}"
+        )
+        if self.offloaded:
+            whose = " and ".join(f"{role}'s" for role in self.offloaded)
+            text += f"; in main memory: the {whose} masters and Adam {self.host / GB:.1f}"
+        return text
+
+
+def plan(
+    model: ModelShape,
+    config: "Config",
+    capacity: int,
+    critic: ModelShape | None = None,
+    host_memory: int | None = None,
+) -> MemoryPlan:
+    """The first choice that fits on a GPU with `capacity` bytes; if none does, the one that needs least.
+
+    `host_memory` is the main memory that is free, if known; the workers of a machine share it.
+    """
+    ways = [_Way(model, config, capacity, critic, offloaded) for offloaded in _offloads(config, model, critic)]
+    if host_memory is not None:
+        ways = [way for way in ways if way.host * config.trainer.n_gpus_per_node <= host_memory] or ways[:1]
+    for way in ways:
+        for keeps_slots in (True, False):
+            found = way.planned(keeps_slots)
+            if found is not None:
+                return found
+    least = [way.least() for way in ways]
+    return next((one for one in least if one.fits), min(least, key=lambda one: one.peak))
+
+
+def _offloads(config: "Config", model: ModelShape, critic: ModelShape | None) -> Iterator[tuple[str, ...]]:
+    """Whose state is in main memory: as few as possible, and all that the user asks for."""
+    if config.rl_or_sft == "sft":
+        yield ()
+        return
+    asked, roles = offloaded_by_key(config), [one.role for one in models_of(model, config, critic)]
+    trained = [role for role in (CRITIC, ACTOR) if role in roles]
+    found = [tuple(role for role in trained if role in asked or role in trained[:count]) for count in range(3)]
+    yield from dict.fromkeys(found)
+
+
+class _Way:
+    """What follows from the models and from whose optimizer state is offloaded."""
+
+    def __init__(
+        self,
+        model: ModelShape,
+        config: "Config",
+        capacity: int,
+        critic: ModelShape | None,
+        offloaded: tuple[str, ...],
+    ):
+        self.model, self.config, self.capacity, self.offloaded = model, config, capacity, offloaded
+        models = models_of(model, config, critic)
+        self.largest = max((one for one in models if one.rank is not None), key=lambda one: one.shape.num_parameters)
+        self.asked = micro_batches_of(self.largest.shape, config)
+        self.weights = SIZE * sum(one.shape.num_parameters for one in models)
+        self.state = STATE * sum(one.num_trained for one in models if one.role not in offloaded)
+        self.host = STATE * sum(one.num_trained for one in models if one.role in offloaded)
+        self.buffers = STATE * OFFLOAD_CHUNK * OFFLOAD_CHUNKS if offloaded else 0
+        self.gradients = 4 * max(one.num_trained for one in models)
+        self.trains_head = any(one.rank == 0 for one in models if one.role == ACTOR)
+        self.usable = capacity - CONTEXT
+        self._choose_slots()
+
+    def _choose_slots(self) -> None:
+        config, longest = self.config, longest_sequence(self.config)
+        self.num_wanted = num_conversations(config)
+        self.prefill = forward_bytes(self.model, min(PREFILL_TOKENS, self.num_wanted * longest), 0, SIZE)
+        share = config.actor_rollout_ref.rollout.gpu_memory_utilization
+        room = min(share * self.capacity, self.usable - self.weights - self.state - self.prefill)
+        self.num_slots = slots_within(self.model, self.num_wanted, longest, SIZE, room)
+        self.cache = slot_bytes(self.model, self.num_slots, longest, SIZE)
+
+    def planned(self, keeps_slots: bool) -> MemoryPlan | None:
+        """With room to spare; None if micro-batches would be slow, or if slots that stay cost recomputing."""
+        asked, shape = self.asked, self.largest.shape
+        free = self._free(keeps_slots)
+        num_tokens = fitting_tokens(shape, asked.most, SIZE, free, asked.recomputes, self.trains_head)
+        num_tokens = max(num_tokens, asked.longest)
+        num_recomputed = self._recomputed(num_tokens, free)
+        if not fits(self._pass(num_tokens, num_recomputed), free) or num_tokens < min(asked.most, FULL_SPEED):
+            return None
+        found = self._made(keeps_slots, num_tokens, num_recomputed)
+        return found if found.fits and not (keeps_slots and num_recomputed) else None
+
+    def least(self) -> MemoryPlan:
+        """One sequence at a time."""
+        num_tokens = self.asked.longest
+        return self._made(False, num_tokens, self._recomputed(num_tokens, self._free(False)))
+
+    def _free(self, keeps_slots: bool) -> int:
+        return self.usable - self.weights - self.state - self.gradients - (self.cache if keeps_slots else 0)
+
+    def _recomputed(self, num_tokens: int, free: int) -> int:
+        if not self.asked.recomputes:
+            return 0
+        return fewest_recomputed(self.largest.shape, num_tokens, self._rows(num_tokens), SIZE, free, self.trains_head)
+
+    def _rows(self, num_tokens: int) -> int:
+        return round(self.asked.share * num_tokens)
+
+    def _pass(self, num_tokens: int, num_recomputed: int) -> int:
+        shape, rows = self.largest.shape, self._rows(num_tokens)
+        return max(pass_bytes(shape, num_tokens, rows, num_recomputed, SIZE, self.trains_head), self.buffers)
+
+    def _made(self, keeps_slots: bool, num_tokens: int, num_recomputed: int) -> MemoryPlan:
+        num_scored = self._scored_tokens(keeps_slots)
+        return MemoryPlan(
+            capacity=self.capacity,
+            weights=self.weights,
+            masters=self.state // 3,
+            moments=self.state - self.state // 3,
+            gradients=self.gradients,
+            activations=self._pass(num_tokens, num_recomputed),
+            scoring=forward_bytes(self.largest.shape, num_scored, self._rows(num_scored), SIZE),
+            cache=self.cache,
+            prefill=self.prefill,
+            host=self.host,
+            offloaded=self.offloaded,
+            num_tokens=num_tokens,
+            num_scored_tokens=num_scored,
+            num_recomputed=num_recomputed,
+            num_layers=self.largest.shape.num_layers,
+            num_slots=self.num_slots,
+            slot_tokens=capacity(longest_sequence(self.config) + CUDA_BURST),
+            keeps_slots=keeps_slots,
         )
 
-
-class TrainedModels(NamedTuple):
-    """The models of a run: their number, and of those that are trained the rank of the adapter and the parameters."""
-
-    num_models: int
-    ranks: list[int]
-    trained: list[int]
-
-
-def trained_models(model: ModelShape, config: "Config") -> TrainedModels:
-    from ragen.config import derive
-
-    if config.rl_or_sft == "sft":
-        ranks, num_models = [config.sft.training.lora_rank], 1
-    else:
-        ranks = [config.actor_rollout_ref.model.lora_rank]
-        if derive.critic_model(config).needed:
-            ranks.append(config.critic.model.lora_rank)
-        has_reference = derive.reference_model(config).needed and not derive.reference_is_actor(config)
-        num_models = len(ranks) + has_reference
-    trained = [model.num_adapter_parameters(rank) if rank > 0 else model.num_parameters for rank in ranks]
-    return TrainedModels(num_models, ranks, trained)
-
-
-def plan(model: ModelShape, config: "Config", capacity: int | None = None) -> MemoryPlan:
-    """What a run will hold on a GPU with so many bytes; without a number, the least that it can do with."""
-    models, (most, share, recomputes) = trained_models(model, config), _micro_batch(config)
-    recomputes = recomputes and model.num_parameters > LARGE
-    weights, trained = models.num_models * model.num_parameters * SIZE, sum(models.trained)
-    gradients = 4 * max(models.trained)
-    if capacity is None:
-        num_tokens, num_recomputed = most, model.num_layers if recomputes else 0
-    else:
-        free = capacity - CONTEXT - weights - 12 * trained - gradients
-        num_tokens = fitting_tokens(model, most, SIZE, free, recomputes)
-        rows = round(share * num_tokens)
-        num_recomputed = fewest_recomputed(model, num_tokens, rows, SIZE, free) if recomputes else 0
-    return MemoryPlan(
-        weights=weights,
-        masters=4 * trained,
-        moments=8 * trained,
-        gradients=gradients,
-        activations=pass_bytes(model, num_tokens, round(share * num_tokens), num_recomputed, SIZE),
-        cache=kv_cache(model, config, SIZE),
-        num_tokens=num_tokens,
-        num_recomputed=num_recomputed,
-        num_layers=model.num_layers,
-    )
-
-
-def _micro_batch(config: "Config") -> tuple[int, float, bool]:
-    """Tokens at most, the share of them whose logits are computed, and whether layers may be recomputed."""
-    if config.rl_or_sft == "sft":
-        training = config.sft.training
-        return training.micro_batch_size * training.max_length, 1.0, training.enable_gradient_checkpointing
-    longest, rollout = _longest(config), config.actor_rollout_ref.rollout
-    num_turns = config.agent_proxy.max_turn if config.agent_proxy.context_window_mode == "full" else 1
-    most = config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu * longest
-    share = min(1.0, num_turns * rollout.response_length / longest)
-    return most, share, config.actor_rollout_ref.model.enable_gradient_checkpointing
-
-
-def kv_cache(model: ModelShape, config: "Config", size: int) -> int:
-    """Bytes for the keys and values of the conversations that are sampled at once."""
-    train, val = config.es_manager.train, config.es_manager.val
-    validated = min(config.data.val_batch_size or val.env_groups, val.env_groups) * val.group_size
-    rows = min(MAX_ROWS, max(train.env_groups * train.group_size, validated))
-    return rows * _longest(config) * model.num_layers * 2 * model.kv_size * size
-
-
-def _longest(config: "Config") -> int:
-    return config.actor_rollout_ref.rollout.max_model_len
+    def _scored_tokens(self, keeps_slots: bool) -> int:
+        """Of a pass without gradients, which are not in memory then; at least those of one sequence."""
+        longest, shape = longest_sequence(self.config), self.largest.shape
+        wanted = self.config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu
+        free = self._free(keeps_slots) + self.gradients
+        fitting = (
+            count * longest
+            for count in range(wanted, 1, -1)
+            if fits(forward_bytes(shape, count * longest, self._rows(count * longest), SIZE), free)
+        )
+        return next(fitting, longest)

@@ -25,6 +25,7 @@ from ragen.config.schema import Config, Optimizer
 from ragen.errors import RunFailed
 from ragen.model.load import Source, load_model
 from ragen.model.lora import add_adapters
+from ragen.model.redo import Redo
 from ragen.model.scoring import Scorer
 from ragen.prng import bits
 from ragen.run.clock import Clock
@@ -104,7 +105,8 @@ class Tuner:
             lr_scheduler_type="cosine",
         )
         self.optimizer = MasterAdamW(self.model.parameters(), settings, len(batches))
-        self.scorer = Scorer(session.workers, temperature=1.0, micro_batch_size=self.micro_size)
+        self.redo = Redo("fine-tuning", session.log.note)
+        self.scorer = Scorer(session.workers, temperature=1.0, micro_batch_size=self.micro_size, redo=self.redo)
 
     def fit(self) -> Ending:
         if self.session.first_step == 1 and self.config.sft.training.validate_before_training:
@@ -120,8 +122,9 @@ class Tuner:
         self.session.commit()
         with clock("update_actor"), self.log.phase("update", total=len(samples)):
             updated = imitate(
-                self.model, self.optimizer, samples, self.micro_size, GRAD_CLIP, self.session.workers, self.log.advance
-            )
+                self.model, self.optimizer, samples, self.micro_size, GRAD_CLIP, self.session.workers, self.log.advance,
+                self.redo,
+            )  # fmt: skip
         if updated.skipped:
             self.log.note(f"step {step}: loss or gradient was not finite: the update is skipped")
         metrics = updated.metrics | {

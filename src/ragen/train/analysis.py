@@ -97,6 +97,7 @@ def analyse_step(step: int, batch: Batch | None, rollouts: Rollouts, clock: Cloc
     with clock("gradient_analysis"):
         if batch is None:
             groups, failures = rollouts.play(requests(config, step), draws(config, step), "analysis rollout", step)
+            rollouts.make_room()
             batch = make_batch(rollouts.select(groups), learner)
         with log.phase("gradient analysis", total=num_samples(batch, learner.workers)):
             metrics, rows = analyse(batch, config, learner.model, learner.workers, learner.reference, log.advance)

@@ -17,11 +17,13 @@ from ragen.diagnose.collapse import CollapseWatch
 from ragen.engine.base import Sampling
 from ragen.engine.forced_length import read_forced_length
 from ragen.engine.native.engine import NativeEngine
+from ragen.engine.native.slot_memory import MAX_ROWS
 from ragen.model.packing import samples_of
 from ragen.prng import Coordinate
 from ragen.rollout.collect import FailedGroup, GroupRequest, World, collect
 from ragen.rollout.summary import num_sampled, summarize
 from ragen.run.clock import Clock
+from ragen.run.memory_plan import MemoryPlan
 from ragen.run.session import Session
 from ragen.train.failures import NOTHING_BEFORE, Before, draws_of, play_groups
 from ragen.train.learner import Learner
@@ -34,16 +36,19 @@ from ragen.types import Group
 
 
 class Rollouts:
-    def __init__(self, config: Config, learner: Learner, session: Session):
+    def __init__(self, config: Config, learner: Learner, session: Session, plan: MemoryPlan | None = None):
         self.config, self.learner, self.workers, self.log = config, learner, session.workers, session.log
         chat = ChatTemplate(learner.actor.tokenizer)
+        rollout = config.actor_rollout_ref.rollout
         self.engine = NativeEngine(
             learner.model,
             learner.actor.tokenizer,
             chat.end_of_turn_id,
-            max_tokens=config.actor_rollout_ref.rollout.max_model_len,
-            memory_share=config.actor_rollout_ref.rollout.gpu_memory_utilization,
+            max_rows=MAX_ROWS if plan is None else plan.num_slots,
+            max_tokens=rollout.max_model_len,
+            memory_share=rollout.gpu_memory_utilization,
         )
+        self.keeps_slots = plan is None or plan.keeps_slots  # while the models are updated
         if self.engine.way.text:
             self.log.note(self.engine.way.text)
         tags = dict.fromkeys([*config.es_manager.train.env_configs.tags, *config.es_manager.val.env_configs.tags])
@@ -61,6 +66,7 @@ class Rollouts:
         """The groups of a training step, and everything that is known about them before an update."""
         with clock("gen"):
             rounds, failures = self._play_rounds(step)
+        self.make_room()
         metrics = rounds.metrics() | self.levels.observe(rounds.played)
         with self.log.phase("collapse"):
             collapse = self.collapse.measure(step, rounds.played, self.learner.model, clock)
@@ -104,6 +110,11 @@ class Rollouts:
 
         groups, failures = play_groups(requests, play, self.config, self.log, step, str(draws[0]), before)
         return groups, {f"rollout/{name}": count for name, count in failures.items()}
+
+    def make_room(self) -> None:
+        """For what follows playing, where the memory plan says that it needs the slots' memory."""
+        if not self.keeps_slots:
+            self.engine.release()
 
     def select(self, groups: list[Group]) -> Played:
         """The filter, over groups as they were played."""

@@ -13,8 +13,6 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from ragen.algo.kl import KlController
 from ragen.checkpoint.parts import Parts
 from ragen.config import derive
@@ -23,13 +21,12 @@ from ragen.diagnose.early_stop import EarlyStop, StopRules
 from ragen.env.failure import TooManyFailures
 from ragen.model.load import Source
 from ragen.model.packing import Sample, samples_of
-from ragen.run import memory_plan
 from ragen.run.clock import Clock
-from ragen.run.memory_plan import ModelShape
+from ragen.run.memory_plan import MemoryPlan
 from ragen.run.session import ENVIRONMENT_FAILED, Ending, Run, Session, joined, session
 from ragen.store.manifest import Best, read_best
 from ragen.train import analysis
-from ragen.train.learner import Learner, find_models
+from ragen.train.learner import Learner, find_models, plan_memory
 from ragen.train.rollouts import Rollouts
 from ragen.train.targets import Played, kept_scores
 from ragen.train.update import Targets, Updated
@@ -40,31 +37,25 @@ def train(config: Config) -> Run:
     """Train to the end of the budget, to a rule that stops the run, or until interrupted."""
     with joined(config) as workers:
         sources = find_models(config)  # before the folder is claimed
+        plan = plan_memory(config, sources, workers.device)
         with session(config, workers) as run:
             kind = Probe if config.trainer.gradient_analysis_only else Trainer
-            job = run.load(lambda: kind(config, sources, run))
+            job = run.load(lambda: kind(config, sources, run, plan))
             return run.finish(run.fit(job))
 
 
 class Trainer:
-    def __init__(self, config: Config, sources: Mapping[str, Source], session: Session):
+    def __init__(self, config: Config, sources: Mapping[str, Source], session: Session, plan: MemoryPlan | None = None):
         self.config, self.session, self.log = config, session, session.log
         self.num_steps = config.trainer.total_training_steps
-        if session.workers.device.type == "cuda":
-            self._state_memory(sources["actor"])
-        self.learner = Learner(config, sources, session.workers)
-        self.rollouts = Rollouts(config, self.learner, session)
+        if plan is not None:
+            self.log.note(plan.line())
+        self.learner = Learner(config, sources, session.workers, plan, self.log.note)
+        self.rollouts = Rollouts(config, self.learner, session, plan)
         self.stop = EarlyStop(StopRules.of(config))
         self.is_over = False  # the step was analysed, and the run ends with that
         self.failures = ""  # why the run ends with this step: the environment failed too often in its analysis
         self.best: Best | None = None  # the step, if no earlier one has a higher validation success
-
-    def _state_memory(self, source: Source) -> None:
-        """What the run will hold on its GPU, before it loads anything. Only for a model whose shape is known."""
-        shape = ModelShape.of_folder(source.name, source.model_folder)
-        if shape is not None:
-            _, capacity = torch.cuda.mem_get_info(self.session.workers.device)
-            self.log.note(memory_plan.plan(shape, self.config, capacity).line(capacity))
 
     def fit(self) -> Ending:
         trainer = self.config.trainer

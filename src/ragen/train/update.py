@@ -5,7 +5,8 @@
 
 Samples are cut into mini-batches, each one optimizer step; a mini-batch is dealt out to the workers, and a worker cuts
 its share into micro-batches for memory. The weight of each token is fixed for the mini-batch before that, so workers
-and micro-batches only add up.
+and micro-batches only add up. A worker that runs out of memory drops the gradients of its share and redoes it with
+smaller micro-batches, before the sum over workers.
 
 An optimizer step whose loss or gradient is not finite is skipped and counted, and its samples are named, so that the
 caller can store them.
@@ -45,6 +46,7 @@ from ragen.model.critic import Critic
 from ragen.model.decoder import TrainableModel
 from ragen.model.packing import PackedTokens, pack
 from ragen.model.policy import Scored, score
+from ragen.model.redo import Batches, Redo
 from ragen.model.scoring import micro_batches
 from ragen.prng import Coordinate, bits
 from ragen.protocols import LanguageModel, TrainingSample
@@ -52,6 +54,7 @@ from ragen.train.optimizer import MasterAdamW
 
 GAP, SAMPLER_KL = "rollout/log_prob_diff_mean", "rollout/sampler_learner_kl"
 LOSS = "loss"  # the sum of all terms, for the check that it is finite
+REDONE = "redone_for_memory"  # how often a mini-batch was, on all workers
 TASK, ENTROPY, KL = "task", "entropy", "kl"  # the actor's terms
 
 
@@ -64,6 +67,17 @@ class Targets:
     reference: Sequence[Tensor] | None = None  # log-probs of the reference model, for a KL loss
     values: Sequence[Tensor] | None = None  # what the critic expected, and what it should have
     returns: Sequence[Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of the micro-batches of a model's updates, in a run."""
+
+    num_tokens: int | None = None  # by the memory plan; on CUDA only
+    redo: Redo = field(default_factory=Redo)
+
+    def capped(self, num_tokens: int) -> int:
+        return num_tokens if self.num_tokens is None else min(num_tokens, self.num_tokens)
 
 
 @dataclass(frozen=True)
@@ -84,9 +98,11 @@ def update_actor(
     reference: LanguageModel | None = None,
     step: int = 0,
     on_samples: Callable[[int], None] = lambda count: None,
+    limits: Limits | None = None,
 ) -> Updated:
     """`ppo_epochs` passes over the samples. `reference` is the model itself, for the KL type that needs all of it."""
-    actor = config.actor_rollout_ref.actor
+    actor, limits = config.actor_rollout_ref.actor, limits or Limits()
+    most = limits.capped(actor.ppo_micro_batch_size_per_gpu * longest(config))
     num_updates = optimizer.num_updates
     first_gaps: list[Tensor] = []
 
@@ -113,8 +129,10 @@ def update_actor(
         epochs=actor.ppo_epochs,
         aggregation=actor.loss_agg_mode,
         norm_length=max_sampled(config),
-        room=lambda: token_room(model, actor.ppo_micro_batch_size_per_gpu * longest(config), workers.device),
+        room=lambda: token_room(model, most, workers.device),
         order=("order", config.seed.train, step) if actor.shuffle else None,
+        redo=limits.redo,
+        on_redo=first_gaps.clear,
     )  # fmt: skip
     history, skipped = passes.run()
     # Before the first optimizer step sampler and learner are the same policy: what differs there is rounding.
@@ -136,9 +154,12 @@ def update_critic(
     config: Config,
     workers: Workers = ALONE,
     on_samples: Callable[[int], None] = lambda count: None,
+    limits: Limits | None = None,
 ) -> Updated:
     """As many passes as the actor has. A value's loss is a mean over tokens, whatever the actor's aggregation is."""
-    settings, micro_size = config.critic, config.critic.ppo_micro_batch_size_per_gpu
+    settings, limits = config.critic, limits or Limits()
+    micro_size = settings.ppo_micro_batch_size_per_gpu
+    most = limits.capped(micro_size * longest(config))
 
     def loss_of(indices: Sequence[int], packed: PackedTokens, weights_T: Tensor, means_T: Tensor):
         values_T = critic.values(packed)
@@ -152,7 +173,8 @@ def update_critic(
         micro_size=micro_size,
         grad_clip=settings.grad_clip,
         epochs=config.actor_rollout_ref.actor.ppo_epochs,
-        room=lambda: token_room(critic.backbone, micro_size * longest(config), workers.device),
+        room=lambda: token_room(critic.backbone, most, workers.device),
+        redo=limits.redo,
     )  # fmt: skip
     history, skipped = passes.run()
     return Updated(_summary(history, "critic", skipped), skipped)
@@ -166,6 +188,7 @@ def imitate(
     grad_clip: float,
     workers: Workers = ALONE,
     on_samples: Callable[[int], None] = lambda count: None,
+    redo: Redo | None = None,
 ) -> Updated:
     """One optimizer step of cross-entropy on the sampled tokens, which all weigh the same: supervised fine-tuning."""
 
@@ -174,7 +197,9 @@ def imitate(
         loss = weighted_sum([Term(TASK, 1.0, -scored.log_probs)], weights_T)
         return loss, {"train/loss": loss.detach(), "entropy": (means_T * scored.entropies.detach()).sum()}
 
-    passes = Passes(samples, optimizer, workers, loss_of, on_samples, len(samples), micro_size, grad_clip)
+    passes = Passes(
+        samples, optimizer, workers, loss_of, on_samples, len(samples), micro_size, grad_clip, redo=redo or Redo()
+    )
     history, skipped = passes.run()
     return Updated(_summary(history, "train", skipped), skipped)
 
@@ -285,6 +310,8 @@ class Passes:
     norm_length: int | None = None
     room: Callable[[], int | None] = lambda: None  # tokens of a micro-batch; None: count sequences
     order: tuple[Coordinate, ...] | None = None  # what a random order is drawn from; None leaves the samples in theirs
+    redo: Redo = field(default_factory=Redo)  # where memory does not suffice
+    on_redo: Callable[[], None] = lambda: None  # drops what `loss_of` has kept of the attempt that failed
 
     def run(self) -> tuple[dict[str, list[float]], list[int]]:
         """The metrics of the optimizer steps taken, and the samples of those skipped."""
@@ -299,7 +326,9 @@ class Passes:
             for start in range(0, len(order), self.mini_size):
                 mini = order[start : start + self.mini_size]
                 sums = self._gradients(mini)
-                loss, norm = float(sums.pop(LOSS)), optimizer.norm()
+                loss, norm, num_redone = float(sums.pop(LOSS)), optimizer.norm(), float(sums.pop(REDONE))
+                if num_redone:
+                    history[REDONE].append(num_redone)
                 if not (math.isfinite(loss) and math.isfinite(norm)):
                     optimizer.clear()
                     skipped += mini
@@ -318,18 +347,41 @@ class Passes:
         means = token_weights(counts, "token-mean").split(counts.tolist())
         lengths = [len(sample.sequence.ids) for sample in samples]
         mine = workers.mine(sorted(range(len(mini)), key=lengths.__getitem__))  # everyone has long and short ones
-        sums: dict[str, Tensor] = {}
-        self.optimizer.prepare()
-        for places in micro_batches([lengths[place] for place in mine], self.micro_size, workers.device, self.room()):
-            micro = [mine[place] for place in places]
-            packed = pack([samples[place].sequence for place in micro], workers.device)
-            weights_T, means_T = (
-                sent(torch.cat([part[place] for place in micro]), workers.device) for part in (weights, means)
-            )
-            loss, parts = self.loss_of([mini[place] for place in micro], packed, weights_T, means_T)
-            loss.backward()
-            sums = add_sums(sums, parts | {LOSS: loss.detach()})
-            self.on_samples(len(micro))
+        num_done = 0
+
+        def batches_of(divisor: int) -> Batches:
+            self.optimizer.prepare()  # the room is what gradients leave
+            room, max_samples = self.room(), max(1, self.micro_size // divisor)
+            room = None if room is None else room // divisor
+            return micro_batches([lengths[place] for place in mine], max_samples, workers.device, room)
+
+        def compute(batches: Sequence[list[int]]) -> dict[str, Tensor]:
+            nonlocal num_done
+            sums: dict[str, Tensor] = {}
+            for places in batches:
+                micro = [mine[place] for place in places]
+                packed = pack([samples[place].sequence for place in micro], workers.device)
+                weights_T, means_T = (
+                    sent(torch.cat([part[place] for place in micro]), workers.device) for part in (weights, means)
+                )
+                loss, parts = self.loss_of([mini[place] for place in micro], packed, weights_T, means_T)
+                loss.backward()
+                sums = add_sums(sums, parts | {LOSS: loss.detach()})
+                self.on_samples(len(micro))
+                num_done += len(micro)
+            return sums
+
+        def undo() -> None:
+            nonlocal num_done
+            self.optimizer.clear()
+            self.on_redo()
+            self.on_samples(-num_done)
+            num_done = 0
+
+        num_redone = self.redo.count
+        sums = self.redo(batches_of, compute, undo)
+        if sums:  # a worker without a sample adds nothing
+            sums[REDONE] = torch.tensor(float(self.redo.count - num_redone))
         workers.add_up(self.optimizer.gradients())
         return reduce(add_sums, workers.gather([{name: value.cpu() for name, value in sums.items()}]))
 
@@ -341,5 +393,6 @@ def _tokens(of_samples: Sequence[Tensor] | None, indices: Sequence[int], packed:
 
 
 def _summary(history: dict[str, list[float]], who: str, skipped: Sequence[int]) -> dict[str, float]:
+    redone = {f"{who}/{REDONE}": sum(history.pop(REDONE))} if REDONE in history else {}
     means = {name if "/" in name else f"{who}/{name}": fmean(values) for name, values in history.items()}
-    return means | {f"{who}/nonfinite_samples": float(len(skipped))}
+    return means | {f"{who}/nonfinite_samples": float(len(skipped))} | redone

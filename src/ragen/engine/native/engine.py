@@ -25,7 +25,8 @@ from ragen.engine.base import Conversation, Prompt, Sampled, Sampling
 from ragen.engine.native.eager import EagerRows, Inputs
 from ragen.engine.native.recompute import RecomputedRows
 from ragen.engine.native.sampler import sample, signed
-from ragen.engine.native.way import choose_way, slots_within
+from ragen.engine.native.slot_memory import MAX_ROWS
+from ragen.engine.native.way import choose_way, slots_of_share
 from ragen.engine.stop import StopTokens
 from ragen.protocols import SampledModel, Tokenizer
 
@@ -85,7 +86,7 @@ class NativeEngine:
         model: SampledModel,
         tokenizer: Tokenizer,
         end_of_turn_id: int,
-        max_rows: int = 256,
+        max_rows: int = MAX_ROWS,
         burst: int | None = None,
         max_prefill_tokens: int = 16384,
         max_tokens: int | None = None,  # of a conversation, if known
@@ -95,7 +96,8 @@ class NativeEngine:
         self.way = choose_way(model, max_tokens)
         self.max_rows, self.burst, self.max_prefill_tokens = max_rows, burst or self.way.burst, max_prefill_tokens
         if self.way.graphs and max_tokens is not None:
-            self.max_rows = min(max_rows, slots_within(model, max_tokens, memory_share))
+            self.max_rows = slots_of_share(model, max_rows, max_tokens, memory_share)
+        self._max_tokens = 0 if max_tokens is None else max_tokens + self.burst
         self.stop = StopTokens(tokenizer, end_of_turn_id)
         self._graph_rows: GraphRows | None = None  # kept from run to run
         self._borrower: Callable[[], EngineRun | None] = lambda: None  # the run that has them
@@ -133,7 +135,7 @@ class NativeEngine:
         from ragen.engine.native.graphs import GraphRows
 
         if self._graph_rows is None:
-            self._graph_rows = GraphRows(self.model, self.way.triton)
+            self._graph_rows = GraphRows(self.model, self.way.triton, max_tokens=self._max_tokens)
         self._graph_rows.begin(run.sampling)
         self._borrower = weakref.ref(run)
         return self._graph_rows

@@ -8,7 +8,8 @@
 The device part of an engine run, as `eager.EagerRows`. There is a graph for each number of rows in `ROW_STEPS` (and,
 without Triton, for each range of lengths). It computes one token for all its rows, draws it, records it and moves the
 rows on, so the host looks only between bursts. Prefilling a few tokens is captured too: launching its kernels takes
-longer than running them. Slots and graphs stay for the next run.
+longer than running them. Slots and graphs stay for the next run, unless they are released: where updates need their
+memory, capturing them again takes about a second. They are made for `max_tokens` at once, since growing moves them.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,19 +21,20 @@ from torch import Tensor
 from ragen.engine.base import Sampling
 from ragen.engine.native.eager import Draw, Inputs
 from ragen.engine.native.sampler import sample, uniforms
+from ragen.engine.native.slot_memory import rounded
 from ragen.engine.native.slots import IDS, KEYS, LENGTHS, POSITIONS, Slots
 from ragen.protocols import SampledModel
 
 FILL_STEPS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048)  # beyond, computing takes longer than launching
 TOKENS_PER_TILE = 16  # of a captured prefill, on average at least; with Triton
-ROW_STEPS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 LENGTH_STEP = 512  # without Triton: a graph reads lengths rounded up to this
 MAX_BURST = 64
 
 
 class GraphRows:
-    def __init__(self, decoder: SampledModel, has_triton: bool, capture: bool = True):
+    def __init__(self, decoder: SampledModel, has_triton: bool, capture: bool = True, max_tokens: int = 0):
         self.decoder, self.has_triton, self.capture = decoder, has_triton, capture
+        self.max_tokens = max_tokens  # of a conversation, with the burst after it; 0: not known
         self.device = next(decoder.parameters()).device
         self.slots = Slots(decoder, 0, has_triton)
         self.num_rows = 0
@@ -80,7 +82,7 @@ class GraphRows:
     def reserve(self, num_tokens: int) -> None:
         if num_tokens > self.slots.cache.capacity:
             self._forget_graphs()
-            self.slots.reserve(num_tokens)
+            self.slots.reserve(max(num_tokens, self.max_tokens))
 
     def copy(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
         self.slots.copy(source, targets, num_tokens)
@@ -173,9 +175,3 @@ class GraphRows:
 
     def _record(self, listed: Tensor, values: Tensor) -> None:
         listed[:, : len(values)].index_copy_(0, self.step[None], values[None])
-
-
-def rounded(num_rows: int) -> int:
-    """The number of rows of the smallest graph that serves this many."""
-    fitting = [step for step in ROW_STEPS if step >= num_rows]
-    return fitting[0] if fitting else -(-num_rows // 64) * 64

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ragen.engine.native.cache import Decode, Prefill, RowCache
+from ragen.engine.native.slot_memory import capacity
 from ragen.model.decoder import Decoder, Layer
 from ragen.protocols import SampledModel
 
@@ -24,8 +25,6 @@ LENGTHS, IDS, KEYS, POSITIONS = range(4)  # rows of `state`
 
 
 class Slots:
-    GROWTH = 512  # a capacity that grew has new addresses, so it grows rarely
-
     def __init__(self, decoder: SampledModel, num_rows: int, has_triton: bool):
         shape, weight = decoder.shape, next(decoder.parameters())
         self.decoder, self.num_rows, self.has_triton, self.device = decoder, num_rows, has_triton, weight.device
@@ -42,7 +41,7 @@ class Slots:
         """Make room for rows of this length; True if the cache moved."""
         if num_tokens <= self.cache.capacity:
             return False
-        self.cache.reserve(-(-num_tokens // self.GROWTH) * self.GROWTH)
+        self.cache.reserve(capacity(num_tokens))
         if self.has_triton:
             self.angles = _native(self.decoder).angles(torch.arange(self.cache.capacity, device=self.device))
         return True

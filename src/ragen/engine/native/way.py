@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import torch
 
+from ragen.engine.native.slot_memory import CUDA_BURST, slots_within
 from ragen.model.decoder import Decoder
 from ragen.protocols import SampledModel
 
-CPU_BURST, CUDA_BURST = 4, 8  # looking at tokens costs more time where tokens cost less
+CPU_BURST = 4  # shorter than CUDA_BURST: looking at tokens costs more time where tokens cost less
 OLDEST_FOR_TRITON = (8, 0)  # compute capability: bf16 matrix units
 LARGEST_HEAD = 256
 
@@ -82,9 +83,8 @@ def _missing_for_triton(model: SampledModel, device: torch.device, max_tokens: i
     return ""
 
 
-def slots_within(model: SampledModel, max_tokens: int, share: float) -> int:
+def slots_of_share(model: SampledModel, max_rows: int, max_tokens: int, share: float) -> int:
     """How many conversations of this length fit into a share of the GPU's memory, at least one; the others wait."""
-    shape, weight = model.shape, next(model.parameters())
+    weight = next(model.parameters())
     total = torch.cuda.get_device_properties(weight.device).total_memory
-    token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * weight.element_size()
-    return max(1, int(share * total) // (token * max_tokens))
+    return slots_within(model.shape, max_rows, max_tokens, weight.element_size(), share * total)
