@@ -55,7 +55,7 @@ def played() -> tuple[Any, dict[str, Samples]]:
     from ragen.engine.native.engine import NativeEngine
     from ragen.model.load import find_model, load_model
     from ragen.rollout.collect import World, collect
-    from ragen.train.levels import levels
+    from ragen.train.levels import UniformLevels, slots
     from ragen.train.rollouts import train_sampling
 
     config = resolve(RUN, environ={}).config
@@ -63,7 +63,9 @@ def played() -> tuple[Any, dict[str, Samples]]:
     chat = ChatTemplate(loaded.tokenizer)
     engine = NativeEngine(loaded.model, loaded.tokenizer, chat.end_of_turn_id)
     worlds = {tag: World.make(config, tag, chat) for tag in config.es_manager.train.env_configs.tags}
-    groups = collect(engine, worlds, levels(config, 1), train_sampling(config), ("benchmark", 0))
+    groups = collect(
+        engine, worlds, UniformLevels(config).choose(slots(config, 1)), train_sampling(config), ("benchmark", 0)
+    )
     pairs = pairs_of(groups, thinking_counter(loaded.tokenizer))
     return loaded.model, {FIRST_TURN: first_turns(pairs, 64, (0,)), TRAJECTORY: trajectory_uniform(pairs, 64, (0,))}
 

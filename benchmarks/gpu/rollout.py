@@ -25,7 +25,7 @@ from ragen.engine.forced_length import ForcedLength
 from ragen.engine.native.engine import NativeEngine
 from ragen.model.load import find_model, load_model
 from ragen.rollout.collect import World, collect
-from ragen.train.levels import levels
+from ragen.train.levels import UniformLevels, slots
 from ragen.train.rollouts import train_sampling
 
 
@@ -54,7 +54,13 @@ def play(loaded, step: int, reply: int) -> int:
     worlds = {tag: World.make(config, tag, chat) for tag in config.es_manager.train.env_configs.tags}
     if reply not in engines:  # slots and graphs stay from step to step
         engines[reply] = NativeEngine(loaded.model, loaded.tokenizer, chat.end_of_turn_id)
-    groups = collect(engines[reply], worlds, levels(config, step), train_sampling(config), ("benchmark", step))
+    groups = collect(
+        engines[reply],
+        worlds,
+        UniformLevels(config).choose(slots(config, step)),
+        train_sampling(config),
+        ("benchmark", step),
+    )
     return sum(len(turn.reply_ids) for group in groups for episode in group.episodes for turn in episode.turns)
 
 

@@ -322,6 +322,7 @@ OURS = [
     for block in re.findall(r"^```bash\n(.*?)^```", DOCS, flags=re.MULTILINE | re.DOTALL)
     for line in block.splitlines()
     if not line.startswith("./ragen eval ")  # docs/evaluation.md has those, with their own test
+    and "scripts/studies/" not in line  # tests/scripts
 ]
 
 

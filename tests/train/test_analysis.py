@@ -23,7 +23,7 @@ from ragen.store.resume import decide
 from ragen.store.run_folder import RunFolder
 from ragen.train import analysis, trainer
 from ragen.train.learner import TokenScores
-from ragen.train.levels import levels
+from ragen.train.levels import UniformLevels, slots
 from ragen.train.optimizer import MasterAdamW
 from ragen.train.targets import Played, Selection
 from ragen.train.update import Targets, update_actor
@@ -372,7 +372,7 @@ def test_its_levels_are_those_of_no_training_step():
     words = ["trainer.gradient_analysis_env_groups=12", "trainer.gradient_analysis_group_size=4"]
     config = resolve(["model_path=pocket", *words, "trainer.gradient_analysis_mode=True"], environ={}).config
     assert derive.has_analysis_batch(config) and derive.analysis_shape(config) == (12, 4)
-    seen = {request.seed for step in range(1, 200) for request in levels(config, step)}
+    seen = {request.seed for step in range(1, 200) for request in UniformLevels(config).choose(slots(config, step))}
     steps = [analysis.requests(config, step) for step in (1, 51, 101)]
     seeds = [request.seed for requests in steps for request in requests]
     assert len(set(seeds)) == 36 and not seen & set(seeds)
