@@ -3,7 +3,7 @@
 examples:
   ragen train sokoban --dry-run
   ragen train --config-name _2_sokoban es_manager.train.group_size=8 --dry-run
-  ragen train --config-name _2_sokoban model_path=random:Qwen2.5-3B --dry-run --gpu-memory 80GB
+  ragen train model_path=random:Qwen2.5-3B --dry-run --gpu-memory 80GB
   ragen train frozenlake training.n_rollout=8 training.ppo_batch_size=64 \\
       optimization.adv_estimator=brpo --dry-run
 
