@@ -461,6 +461,7 @@ def test_a_failed_merge_leaves_nothing(finished, tmp_path, monkeypatch):
 # --- several workers ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_workers_equal_one(finished, nursery, tmp_path):
     """Both draw the same first numbers, and hold the same adapters afterwards."""
     shared = tmp_path / "shared"

@@ -121,7 +121,7 @@ def test_slots_draw_as_plain_operations_do_except_within_rounding_of_a_border(mo
     assert differing or dtype == torch.float32, "in bfloat16 some differ, or this test shows nothing"
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.lists(scripts, min_size=5, max_size=40), st.integers(1, 24), st.integers(1, 8), st.booleans())
 def test_ragged_lengths_queues_and_used_slots_do_not_show(models, listed, max_rows, burst, is_ragged):
     """Many conversations of forced lengths, on slots that the run before left full of garbage, against plain rows."""

@@ -108,6 +108,7 @@ def loads(pocket, monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_what_was_played_is_kept_for_a_later_call(tmp_path, loads):
     RunFolder(tmp_path / "run").write_config(resolve(["sokoban", "model_path=pocket", *WORDS], environ={}).config)
     CheckpointStore(tmp_path / "run", contents=["model"]).save(

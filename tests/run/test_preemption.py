@@ -102,7 +102,7 @@ MOMENTS = {
 }
 
 
-QUICK = ("second rollout", "critic update", "validation")
+QUICK = ("critic update", "validation")
 BY_SPEED = [moment if moment in QUICK else pytest.param(moment, marks=pytest.mark.slow) for moment in MOMENTS]
 
 

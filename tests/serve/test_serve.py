@@ -448,7 +448,7 @@ def test_a_stopping_server_passes_no_half_reply(loaded, monkeypatch):
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_process_serves_until_it_is_told_to_end(number):
     command = [sys.executable, "-m", "ragen", "serve", "pocket", "--port", "0", "--name", "mine"]
     environment, pipe = os.environ | {"PYTHONPATH": str(SOURCE)}, subprocess.PIPE

@@ -64,7 +64,7 @@ def test_without_the_key_only_the_last_stays(tmp_path, successes):
     assert kept(folder) == [6] and manifest.best(folder) is None
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_killed_around_the_save_of_the_best_it_is_found_again(tmp_path, monkeypatch, successes, before):
     config, save = config_of(tmp_path / "run"), Session.save
 

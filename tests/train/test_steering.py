@@ -251,6 +251,7 @@ def levels_of(folder, split):
     return [[one["seed"] for one in read_episodes(file.path)] for file in folder.episode_files(split)]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_as_one_that_was_never_stopped(tmp_path):
     whole = finished_run(tmp_path / "whole", "trainer.total_training_steps=3")
     finished_run(tmp_path / "parts", "trainer.total_training_steps=1")
