@@ -64,7 +64,9 @@ def prompts_of(options: argparse.Namespace) -> list[list[tuple[int, ...]]]:
 
 def play(options: argparse.Namespace, burst: int, is_ragged: bool, seed: int) -> tuple[float, str]:
     """Seconds by the model, and the schedule in words."""
-    model = SimpleNamespace(parameters=lambda: iter([torch.zeros(1)]), shape=SimpleNamespace(vocab_size=VOCAB))
+    model = SimpleNamespace(
+        parameters=lambda: iter([torch.zeros(1)]), shape=SimpleNamespace(vocab_size=VOCAB), is_cacheable=True
+    )
     engine = NativeEngine(model, EveryToken(VOCAB), NO_SUCH_TOKEN, burst=burst)
     noted = Noted()
     engine.lend_rows = lambda run: noted

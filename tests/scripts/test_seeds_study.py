@@ -3,11 +3,14 @@
 import dataclasses
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from processes import started
 
 from ragen.config.schema import Config
 from ragen.store.run_folder import RunFolder
@@ -170,14 +173,21 @@ def test_wrong_names_are_refused(seeds, monkeypatch, words, message):
 
 
 @pytest.mark.slow
-def test_real_runs_stop_in_time_and_resume(plan, tmp_path):
+def test_real_runs_stop_and_resume(plan, tmp_path):
     few = "es_manager.val.env_groups=4 es_manager.train.env_groups=2 ppo_mini_batch_size=8 trainer.test_freq=2"
     command = [sys.executable, SCRIPT, "run", plan, "--seeds", "0", "--runs", tmp_path / "runs", "--results",
-               tmp_path / "results.jsonl", "--overrides", *few.split(), "trainer.total_training_steps=40"]  # fmt: skip
-    stopped = subprocess.run([*command, "--minutes", "0.25"], capture_output=True, text=True, timeout=300)
-    assert stopped.returncode == 143 and "0 failed" in stopped.stdout, stopped.stdout + stopped.stderr
-    steps = [len(path.read_text().splitlines()) for path in (tmp_path / "runs").glob("*/metrics.jsonl")]
-    assert any(1 < num < 40 for num in steps), "they were on their way"
+               tmp_path / "results.jsonl", "--overrides", *few.split(), "trainer.total_training_steps=14"]  # fmt: skip
+
+    def num_steps():
+        return [len(path.read_text().splitlines()) for path in (tmp_path / "runs").glob("*/metrics.jsonl")]
+
+    with started(command, stdout=subprocess.PIPE, text=True) as study:
+        while study.poll() is None and max(num_steps(), default=0) < 4:
+            time.sleep(0.05)
+        study.send_signal(signal.SIGTERM)
+        told, _ = study.communicate()
+    assert study.returncode == 143 and "0 failed" in told, told
+    assert any(1 < num < 14 for num in num_steps()), "they were on their way"
     finished = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert len(results(tmp_path)) == 2
