@@ -79,7 +79,8 @@ def nearest(
     for change in _changes(model, config, critic):
         smaller, shape, of_critic = changed(config, change), model, critic
         if name := change.get("model_path") or change.get("sft.training.base_model"):
-            shape, of_critic = shape_of(name) or model, None
+            # A critic of the same name follows `model_path`; another stays as it is.
+            shape, of_critic = shape_of(name) or model, None if critic is None or critic.name == model.name else critic
         if plan(shape, smaller, capacity, of_critic, host_memory).fits:
             return [f"{key}={value}" for key, value in change.items()]
     return None
