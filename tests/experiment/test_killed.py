@@ -271,3 +271,16 @@ def test_sigterm_reaches_the_run_and_its_status_comes_back():
 
     threading.Thread(target=terminate, daemon=True).start()
     assert run_process.run_child(job)["status"] == 143
+
+
+def test_a_job_that_a_signal_cuts_off_arrives_whole():
+    """A write to a full pipe ends early when a signal comes, and says how much it has written."""
+
+    class Pipe(list):
+        def write(self, content):
+            self.append(bytes(content[:7]))
+            return len(self[-1])
+
+    pipe = Pipe()
+    run_process._tell(pipe, "x" * 30)
+    assert b"".join(pipe) == b"x" * 30 + b"\n"

@@ -148,6 +148,16 @@ def test_the_key_offloads_where_nothing_asks_for_it():
     assert both.offloaded == (CRITIC,)
 
 
+def test_main_memory_that_the_key_asks_for_must_be_free():
+    asked = config(OFFLOAD)
+    assert check_fits(QWEN_3B, asked, 141 * GB, host_memory=40 * GB).offloaded == (ACTOR,)
+    with pytest.raises(ConfigError, match=r"37 GB of main memory for optimizer_offload, and 30 GB are free") as caught:
+        check_fits(QWEN_3B, asked, 141 * GB, host_memory=30 * GB)
+    assert str(caught.value).endswith(f"{OFFLOAD.replace('True', 'False')}")
+    with pytest.raises(ConfigError, match=r"74 GB of main memory"):
+        check_fits(QWEN_3B, config(OFFLOAD, "trainer.n_gpus_per_node=2"), 141 * GB, host_memory=40 * GB)
+
+
 def test_a_critic_of_another_shape():
     small = plan(QWEN_3B, config(*PPO), 141 * GB, critic=QWEN_05B)
     assert small.weights == 2 * (PARAMETERS + QWEN_05B.num_parameters) and small.gradients == 4 * PARAMETERS
@@ -191,6 +201,7 @@ def test_any_plan_holds_its_own_promises(model, keys, capacity, data):
         ("Qwen2.5-3B", 24, PPO, "lora_rank=64"),
         ("Qwen2.5-3B", 12, PPO, "adv_estimator=grpo"),
         ("Qwen2.5-14B", 24, (), "model_path=random:Qwen2.5-7B"),
+        ("Qwen2.5-14B", 16, (*PPO, "critic.model.path=random:Qwen2.5-7B"), "adv_estimator=grpo"),
         ("Qwen2.5-3B", 12, ("lora.rank=8", CHECKPOINTING), "enable_gradient_checkpointing=True"),
     ],
 )

@@ -72,6 +72,11 @@ def test_a_lock_that_is_removed_while_it_is_looked_at_is_not_made_again(tmp_path
     assert not is_locked(tmp_path / "x.lock") and list(tmp_path.iterdir()) == []
 
 
+def test_where_no_lock_can_be_nothing_is_locked(tmp_path):
+    (tmp_path / "file").touch()
+    assert not is_locked(tmp_path) and not is_locked(tmp_path / "file" / "x.lock")
+
+
 LOOK = """
 from pathlib import Path
 from ragen.store.lock import is_locked

@@ -133,6 +133,20 @@ def test_weights_are_those_of_a_run_with_the_smaller_micro_batches(monkeypatch, 
         assert all(torch.allclose(got[name], wanted[name], atol=1e-5) for name in wanted)
 
 
+@pytest.mark.parametrize("who", ["actor", "critic"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_later_mini_batch_is_redone_and_what_the_first_has_measured_stays(monkeypatch, who, where):
+    _, clean = update(who, decoder(), micro=4)
+    with monkeypatch.context() as patch:
+        Card(patch, limit=2, where=where, skip=1)
+        redo = Redo()
+        _, metrics = update(who, decoder(), micro=4, redo=redo)
+    assert redo.count == 1
+    measured = [name for name in clean if name.startswith("rollout/")]
+    assert bool(measured) == (who == "actor")
+    assert all(metrics[name] == clean[name] for name in measured)
+
+
 @pytest.mark.parametrize("offload", [False, True])
 def test_bf16_masters_start_clean_too(monkeypatch, offload):
     wanted, _ = update("actor", decoder(torch.bfloat16), micro=1, offload=offload)

@@ -110,8 +110,10 @@ def _watch(job: Job, interrupts: list[int], on_pause: Callable[[], None]) -> byt
 
 
 def _tell(guard: IO[bytes], text: str) -> None:
+    rest = memoryview(f"{text}\n".encode())
     with contextlib.suppress(BrokenPipeError):  # it has just ended
-        guard.write(f"{text}\n".encode())
+        while rest:  # a signal ends a write to a full pipe early, and a large environment fills it
+            rest = rest[guard.write(rest) :]
 
 
 def _wait_for_the_end(lock: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ragen.config.model_name import RANDOM
 from ragen.errors import ConfigError
 from ragen.machine import gpu_memory
-from ragen.run.memory_plan import CONTEXT, CRITIC, GB, MemoryPlan, models_of, plan
+from ragen.run.memory_plan import ACTOR, CONTEXT, CRITIC, GB, MemoryPlan, models_of, offloaded_by_key, plan
 from ragen.run.model_shape import PUBLISHED, ModelShape, shape_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 RANK = 64
 ACTOR_MODEL, CRITIC_MODEL = "actor_rollout_ref.model", "critic.model"
 LENGTH = "actor_rollout_ref.rollout.max_model_len"
+OFFLOAD_KEYS = {
+    ACTOR: "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+    CRITIC: "critic.model.fsdp_config.optimizer_offload",
+}
 Change = dict[str, Any]  # keys and their values
 
 
@@ -37,18 +41,23 @@ def check_fits(
 ) -> MemoryPlan:
     """The plan of a run. Raises `ConfigError` if it cannot fit."""
     found = plan(model, config, capacity, critic, host_memory)
-    if found.fits:
+    if found.fits and not _is_host_full(found, config, host_memory):
         return found
     overrides = nearest(model, config, capacity, critic, host_memory)
     if overrides is None:
         advice = "No setting was found that fits: use a smaller model or a GPU with more memory"
     else:
         advice = f"The nearest setting that fits: {' '.join(overrides)}"
-    raise ConfigError(
-        f"{model.name} needs {(found.peak + CONTEXT) / GB:.0f} GB on a GPU, and this one has {capacity / GB:.0f} GB: "
-        f"{found.parts()}. {advice}",
-        code="does-not-fit",
-    )
+    needs = f"{(found.peak + CONTEXT) / GB:.0f} GB on a GPU, and this one has {capacity / GB:.0f} GB"
+    if found.fits and host_memory is not None:
+        each = config.trainer.n_gpus_per_node * found.host
+        needs = f"{each / GB:.0f} GB of main memory for optimizer_offload, and {host_memory / GB:.0f} GB are free"
+    raise ConfigError(f"{model.name} needs {needs}: {found.parts()}. {advice}", code="does-not-fit")
+
+
+def _is_host_full(found: MemoryPlan, config: "Config", host_memory: int | None) -> bool:
+    """Whether the state that the user wants in main memory is more than is free there."""
+    return host_memory is not None and found.host * config.trainer.n_gpus_per_node > host_memory
 
 
 def check_named(config: "Config", capacity: int | None, host_memory: int | None = None) -> MemoryPlan | None:
@@ -79,8 +88,10 @@ def nearest(
     for change in _changes(model, config, critic):
         smaller, shape, of_critic = changed(config, change), model, critic
         if name := change.get("model_path") or change.get("sft.training.base_model"):
-            shape, of_critic = shape_of(name) or model, None
-        if plan(shape, smaller, capacity, of_critic, host_memory).fits:
+            # A critic of the same name follows `model_path`; another stays as it is.
+            shape, of_critic = shape_of(name) or model, None if critic is None or critic.name == model.name else critic
+        found = plan(shape, smaller, capacity, of_critic, host_memory)
+        if found.fits and not _is_host_full(found, smaller, host_memory):
             return [f"{key}={value}" for key, value in change.items()]
     return None
 
@@ -90,6 +101,7 @@ def _changes(model: ModelShape, config: "Config", critic: ModelShape | None) -> 
     recompute, adapters, no_critic = _recompute(config), _adapters(config), _no_critic(model, config)
     lengths: list[Change] = [{}, *({LENGTH: length} for length in _lengths(config))]
     for parts in chain(
+        [[_on_the_gpu(config)]],
         product([recompute], lengths),
         product([adapters], [{}, recompute], lengths),
         product([adapters | no_critic], [{}, recompute], lengths),
@@ -100,6 +112,11 @@ def _changes(model: ModelShape, config: "Config", critic: ModelShape | None) -> 
             change = {key: value for key, value in change.items() if not key.startswith(CRITIC_MODEL)}
         if change:
             yield change
+
+
+def _on_the_gpu(config: "Config") -> Change:
+    """The state of optimizers that the user wants in main memory."""
+    return {OFFLOAD_KEYS[role]: False for role in offloaded_by_key(config)} if config.rl_or_sft == "rl" else {}
 
 
 def _recompute(config: "Config") -> Change:

@@ -77,7 +77,7 @@ def is_locked(path: Path) -> bool:
     """Whether a process holds the lock. The lock file stays as it is, need not be writable, and is never made."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         return not _is_free(descriptor, time.monotonic() + PATIENCE)

@@ -120,6 +120,10 @@ def update_actor(
             sums |= kl_sums(by_name[KL], weights_T)
         return weighted_sum(terms, weights_T), sums
 
+    def drop_gaps() -> None:
+        if optimizer.num_updates == num_updates:  # those of the first mini-batch stay when a later one is redone
+            first_gaps.clear()
+
     passes = Passes(
         samples, optimizer, workers, loss_of, on_samples,
         mini_size=actor.ppo_mini_batch_size,
@@ -132,7 +136,7 @@ def update_actor(
         room=lambda: token_room(model, most, workers.device),
         order=("order", config.seed.train, step) if actor.shuffle else None,
         redo=limits.redo,
-        on_redo=first_gaps.clear,
+        on_redo=drop_gaps,
     )  # fmt: skip
     history, skipped = passes.run()
     # Before the first optimizer step sampler and learner are the same policy: what differs there is rounding.
