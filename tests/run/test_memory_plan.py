@@ -201,7 +201,7 @@ def test_any_plan_holds_its_own_promises(model, keys, capacity, data):
         ("Qwen2.5-3B", 24, PPO, "lora_rank=64"),
         ("Qwen2.5-3B", 12, PPO, "adv_estimator=grpo"),
         ("Qwen2.5-14B", 24, (), "model_path=random:Qwen2.5-7B"),
-        ("Qwen2.5-14B", 16, (*PPO, "critic.model.path=random:Qwen2.5-7B"), "adv_estimator=grpo"),
+        ("Qwen2.5-14B", 16, (*PPO, "critic.model.path=random:Qwen2.5-7B"), "critic.model.path=random:Qwen2.5-3B"),
         ("Qwen2.5-3B", 12, ("lora.rank=8", CHECKPOINTING), "enable_gradient_checkpointing=True"),
     ],
 )

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from ragen.config.model_name import FAMILIES, RANDOM, folder_of
 from ragen.machine import cached_folder
 
+HEAD_DIMS = {"qwen3": 128}  # where a config.json leaves it out, and it is not hidden_size / heads
+
 
 class ModelShape(NamedTuple):
     """The sizes of a decoder (`model.decoder`)."""
@@ -43,7 +45,7 @@ class ModelShape(NamedTuple):
             intermediate=stored["intermediate_size"],
             num_heads=heads,
             num_kv_heads=stored.get("num_key_value_heads") or heads,
-            head_dim=stored.get("head_dim") or stored["hidden_size"] // heads,
+            head_dim=stored.get("head_dim") or HEAD_DIMS.get(stored["model_type"]) or stored["hidden_size"] // heads,
             vocab=stored["vocab_size"],
             tied=bool(stored.get("tie_word_embeddings", False)),
             qkv_bias=stored["model_type"] == "qwen2",

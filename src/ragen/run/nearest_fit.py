@@ -20,7 +20,7 @@ from ragen.run.memory_plan import ACTOR, CONTEXT, CRITIC, GB, MemoryPlan, models
 from ragen.run.model_shape import PUBLISHED, ModelShape, shape_of
 
 if TYPE_CHECKING:
-    from ragen.config.schema import Config
+    from ragen.config.schema import Config, TrainedModel
 
 RANK = 64
 ACTOR_MODEL, CRITIC_MODEL = "actor_rollout_ref.model", "critic.model"
@@ -88,8 +88,7 @@ def nearest(
     for change in _changes(model, config, critic):
         smaller, shape, of_critic = changed(config, change), model, critic
         if name := change.get("model_path") or change.get("sft.training.base_model"):
-            # A critic of the same name follows `model_path`; another stays as it is.
-            shape, of_critic = shape_of(name) or model, None if critic is None or critic.name == model.name else critic
+            shape, of_critic = shape_of(name) or model, None  # the critic has the same one
         found = plan(shape, smaller, capacity, of_critic, host_memory)
         if found.fits and not _is_host_full(found, smaller, host_memory):
             return [f"{key}={value}" for key, value in change.items()]
@@ -98,14 +97,18 @@ def nearest(
 
 def _changes(model: ModelShape, config: "Config", critic: ModelShape | None) -> Iterator[Change]:
     """What could be set instead, small changes first."""
-    recompute, adapters, no_critic = _recompute(config), _adapters(config), _no_critic(model, config)
+    has_critic = any(one.role == CRITIC for one in models_of(model, config, critic))
+    recompute, adapters = _recompute(config, has_critic), _adapters(config, has_critic)
+    no_critic: Change = {"algorithm.adv_estimator": "grpo"} if has_critic else {}
     lengths: list[Change] = [{}, *({LENGTH: length} for length in _lengths(config))]
     for parts in chain(
         [[_on_the_gpu(config)]],
         product([recompute], lengths),
         product([adapters], [{}, recompute], lengths),
         product([adapters | no_critic], [{}, recompute], lengths),
-        product(_models(model, config), [{}, recompute, recompute | adapters, recompute | adapters | no_critic]),
+        product(
+            _models(model, config, has_critic), [{}, recompute, recompute | adapters, recompute | adapters | no_critic]
+        ),
     ):
         change = {key: value for part in parts for key, value in part.items()}
         if no_critic.items() <= change.items() and no_critic:
@@ -119,18 +122,22 @@ def _on_the_gpu(config: "Config") -> Change:
     return {OFFLOAD_KEYS[role]: False for role in offloaded_by_key(config)} if config.rl_or_sft == "rl" else {}
 
 
-def _recompute(config: "Config") -> Change:
+def _recompute(config: "Config", has_critic: bool) -> Change:
     if config.rl_or_sft == "sft":
-        training = config.sft.training
-        smaller = {"sft.training.micro_batch_size": training.num_gpus} if training.micro_batch_size > 1 else {}
+        training, least = config.sft.training, config.sft.training.num_gpus
+        smaller = {"sft.training.micro_batch_size": least} if training.micro_batch_size > least else {}
         enabled = training.enable_gradient_checkpointing
         return smaller | ({} if enabled else {"sft.training.enable_gradient_checkpointing": True})
-    models = {ACTOR_MODEL: config.actor_rollout_ref.model, CRITIC_MODEL: config.critic.model}
     return {
         f"{key}.enable_gradient_checkpointing": True
-        for key, settings in models.items()
+        for key, settings in _trained(config, has_critic).items()
         if not settings.enable_gradient_checkpointing
     }
+
+
+def _trained(config: "Config", has_critic: bool) -> dict[str, "TrainedModel"]:
+    critic = {CRITIC_MODEL: config.critic.model} if has_critic else {}
+    return {ACTOR_MODEL: config.actor_rollout_ref.model, **critic}
 
 
 def _lengths(config: "Config") -> Iterator[int]:
@@ -141,24 +148,21 @@ def _lengths(config: "Config") -> Iterator[int]:
         length //= 2
 
 
-def _adapters(config: "Config") -> Change:
+def _adapters(config: "Config", has_critic: bool) -> Change:
     if config.rl_or_sft == "sft":
         return {} if config.sft.training.lora_rank else {"sft.training.lora_rank": RANK}
-    models = {ACTOR_MODEL: config.actor_rollout_ref.model, CRITIC_MODEL: config.critic.model}
-    return {f"{key}.lora_rank": RANK for key, settings in models.items() if not settings.lora_rank}
+    return {
+        f"{key}.lora_rank": RANK for key, settings in _trained(config, has_critic).items() if not settings.lora_rank
+    }
 
 
-def _no_critic(model: ModelShape, config: "Config") -> Change:
-    has_critic = any(one.role == CRITIC for one in models_of(model, config))
-    return {"algorithm.adv_estimator": "grpo"} if has_critic else {}
-
-
-def _models(model: ModelShape, config: "Config") -> Iterator[Change]:
-    """Smaller ones, large ones first, of the same kind."""
-    key = "sft.training.base_model" if config.rl_or_sft == "sft" else "model_path"
+def _models(model: ModelShape, config: "Config", has_critic: bool) -> Iterator[Change]:
+    """Smaller ones, large ones first, of the same kind. The critic is named too: it may have been set."""
+    keys = ["sft.training.base_model" if config.rl_or_sft == "sft" else "model_path"]
+    keys += [f"{CRITIC_MODEL}.path"] * has_critic
     for shape in PUBLISHED:
         if shape.num_parameters < model.num_parameters:
-            yield {key: f"{RANDOM}{shape.short_name}" if model.name.startswith(RANDOM) else shape.name}
+            yield dict.fromkeys(keys, f"{RANDOM}{shape.short_name}" if model.name.startswith(RANDOM) else shape.name)
 
 
 def changed(config: "Config", change: Change) -> "Config":
