@@ -201,7 +201,7 @@ def test_documented_hardware_that_is_not_here(capsys, memory, here):
     data = json.loads(capsys.readouterr().out)
     dense = next(one for one in data["experiments"] if one["experiment"] == "top-p and KL sweeps")
     assert dense["here"] == here and data["machine"]["is_assumed"]
-    assert (dense["why"] == "the critic's optimizer state in main memory") == (here == "yes")
+    assert (dense["why"] == "the critic's optimizer state in main memory (34 GiB)") == (here == "yes")
 
 
 # --- packages and caches ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import io
 import math
+import time
 
 import numpy as np
 import pytest
@@ -77,6 +78,27 @@ def test_a_piped_line_has_200_characters_and_the_metrics_of_many_environments():
     long = short_step_line(3, {f"val-env/{'x' * 300}/success": 0.5, "train/reward": 1.0})
     assert long == "step:3 - train/reward:1", "what does not fit is left to the file"
     assert short_step_line(3, {"other/metric": 2.0}) == "step:3 - other/metric:2", "nothing that people follow"
+
+
+def test_a_long_phase_says_how_far_it_is_on_stderr(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    console = PlainConsole("runs/x")
+    with console.phase("validation", total=512):
+        for seconds in (15, 10, 10, 10, 60):
+            now[0] += seconds
+            console.advance(100)
+        console.advance(12)
+    with console.phase("update"):
+        now[0] += 60
+        console.advance(1)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines() == [
+        "validation: 200 of 512, 0:25",
+        "validation: 400 of 512, 0:45",
+        "validation: 500 of 512, 1:45",
+    ]
 
 
 def test_all_metrics_in_plain_output_when_asked(capsys):

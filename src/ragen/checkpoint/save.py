@@ -32,7 +32,7 @@ from ragen.config.schema import Config
 from ragen.format import size_text
 from ragen.store import manifest as disk
 from ragen.store.fsync import sync
-from ragen.store.full_disk import ADVICE, WriteFailed, free_bytes, no_space, patiently
+from ragen.store.full_disk import WriteFailed, advice, free_bytes, no_space, patiently
 from ragen.store.manifest import REPLACED, FileSum, Manifest
 
 CONTENTS = ("model", "optimizer", "extra")
@@ -145,7 +145,7 @@ class CheckpointStore:
             number,
             f"the checkpoint of step {written.step} {what} ({getattr(error, 'strerror', None) or error}): it needs "
             f"{size_text(needed)}, and {size_text(free_bytes(self.folder))} are free. Fix: "
-            f"{ADVICE.get(number, 'fix that')}; {kept}",
+            f"{advice(number)}; {kept}",
             str(self.folder),
         )
 

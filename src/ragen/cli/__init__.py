@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     verb, *rest = arguments
     if verb not in VERBS:
+        if near := did_you_mean(verb, VERBS):
+            top_parser().error(f"there is no command {verb!r}{near}")
         top_parser().parse_args(arguments)  # --help, --version, or an error: these exit
         top_parser().error("name a command first")
     if isinstance(sys.stdout, io.TextIOWrapper):

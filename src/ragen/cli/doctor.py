@@ -55,7 +55,7 @@ ON_CPU = (
 def parser() -> argparse.ArgumentParser:
     made = CommandParser("doctor", __doc__)
     made.add_argument("--json", action="store_true", help="print JSON")
-    made.add_argument("--gpu-memory", metavar="SIZE", help="as if GPUs with this memory were here: 80GB, 79.6GiB")
+    made.add_argument("--gpu-memory", metavar="SIZE", help="as if eight GPUs with this memory were here: 80GB, 79.6GiB")
     return made
 
 
@@ -257,7 +257,8 @@ def _with_model(model: ModelShape, experiment: Experiment, machine: Machine) -> 
     if problem:
         return Feasibility("no", need, problem)
     if machine.gpus:
-        return Feasibility("yes", need, f"the {whose} optimizer state in main memory" if whose else "")
+        host = gib(planned.host)
+        return Feasibility("yes", need, f"the {whose} optimizer state in main memory ({host})" if whose else "")
     seconds = estimates.seconds_per_step(model, config, machine.num_cores)
     return Feasibility("slow" if seconds > SLOW_SECONDS else "yes", need, f"about {_roughly(seconds)} a step")
 

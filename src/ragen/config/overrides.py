@@ -77,7 +77,7 @@ def _not_an_override(argument: str) -> ConfigError:
 
 def _containing(part: str, names: Iterable[str]) -> list[str]:
     plain = part.lower().replace("_", "")
-    return [name for name in names if plain and plain in name.lower().replace("_", "")]
+    return [name for name in names if len(plain) > 2 and plain in name.lower().replace("_", "")]
 
 
 def read_overrides(overrides: Iterable[str], environment: str | None) -> list[Typed]:

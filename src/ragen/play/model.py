@@ -18,7 +18,7 @@ from ragen.env.base import Action
 from ragen.errors import ConfigError, nearest_of
 from ragen.evaluate.models import local_model
 from ragen.evaluate.setting import Wanted, settings
-from ragen.format import harmless
+from ragen.format import counted, harmless
 from ragen.play.frame import board, ending
 from ragen.play.game import PLAYERS
 from ragen.rollout.collect import GroupRequest, PlayedEpisode, World
@@ -119,7 +119,8 @@ class ShownEpisode(PlayedEpisode):
 
     def print_end(self) -> None:
         end = self.episode
-        numbers = f" after {end.num_actions} actions in {end.num_turns} turns, reward {end.reward + end.penalty:+.1f}"
+        played = f"{counted(end.num_actions, 'action')} in {counted(end.num_turns, 'turn')}"
+        numbers = f" after {played}, reward {end.reward + end.penalty:+.1f}"
         self.screen.print()
         self.screen.print(board(self.world.env, end))
         self.screen.print(Text.assemble(ending(end), numbers))

@@ -13,7 +13,8 @@ On a terminal it is a panel that stays in place, as wide as the terminal; in it 
 turn by turn. Elsewhere (a pipe, a log file, a dumb terminal, or `trainer.logger` without `console`) it is exactly one
 line a step, `step:10 - actor/entropy:0.4123 - …`, for people who grep: the metrics that people follow, or with
 `trainer.console_metrics=all` all of them. The first and the last printed line name the run folder, in both. Errors go
-to stderr; a rule that ends a run is not an error: its line stands among the others.
+to stderr, and so does a line now and then while a phase takes long; a rule that ends a run is not an error: its line
+stands among the others.
 """
 
 import math
@@ -41,6 +42,7 @@ from ragen.run.validation_view import VALIDATION, ShownValidation, Summary, numb
 from ragen.terminal import Screen
 
 REFRESH_PER_SECOND = 4
+SILENCE = 20.0  # seconds after which a phase without a panel says how far it is
 SPARK_STEPS = 200  # training steps that the small curve shows, at most
 MAX_TAGS = 4
 LABEL_WIDTH = 11
@@ -69,14 +71,32 @@ def make_console(
     return PlainConsole(str(run_folder), all_metrics=all_metrics)
 
 
+class _Phase:
+    """Counts, and says now and then how far it is."""
+
+    def __init__(self, name: str, total: int | None):
+        self.name, self.total, self.num_done = name, total, 0
+        self.began = self.told = time.monotonic()
+
+    def advance(self, num: int) -> str:
+        """A line, if the last one was long ago; else nothing."""
+        self.num_done += num
+        now = time.monotonic()
+        if self.total is None or now - self.told < SILENCE or self.num_done >= self.total:
+            return ""
+        self.told = now
+        return f"{self.name}: {self.num_done} of {self.total}, {duration(now - self.began)}"
+
+
 class PlainConsole:
-    """One line a step."""
+    """One line a step; on stderr, a line now and then while a step takes long."""
 
     def __init__(self, run_folder: str, out: TextIO | None = None, all_metrics: bool = False):
         self._folder = run_folder
         self._line = step_line if all_metrics else short_step_line
         self._out = out
         self._last_line = f"run folder: {run_folder}"
+        self._phases: list[_Phase] = []  # within each other
 
     def __enter__(self) -> "PlainConsole":
         self.note(f"run folder: {self._folder}")
@@ -87,9 +107,16 @@ class PlainConsole:
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[None]:
-        yield
+        self._phases.append(_Phase(name, total))
+        try:
+            yield
+        finally:
+            self._phases.pop()
 
-    def advance(self, num: int = 1) -> None: ...
+    def advance(self, num: int = 1) -> None:
+        if self._phases and (line := self._phases[-1].advance(num)):
+            self.error(line)  # not among the lines of steps
+
     def validation(self, step: int, summary: Summary) -> None: ...  # its values are part of the step's metrics
     def episode(self, record: Mapping[str, Any], symbols: Mapping[str, str]) -> None: ...
 

@@ -61,9 +61,12 @@ def patiently(write: Callable[[], Result], path: Path, num_bytes: float = 0) -> 
 def write_failed(path: Path, error: OSError, num_bytes: float = 0) -> WriteFailed:
     number = error.errno or errno.EIO
     space = f": it needs {size_text(num_bytes)}, and {size_text(free_bytes(path))} are free" if num_bytes else ""
-    advice = ADVICE.get(number, "fix that")
-    message = f"not written ({error.strerror or error}){space}. Fix: {advice}, then run the same command again"
+    message = f"not written ({error.strerror or error}){space}. Fix: {advice(number)}, then run the same command again"
     return WriteFailed(number, message, str(path))
+
+
+def advice(number: int) -> str:
+    return ADVICE.get(number, "use a directory that can be written to")
 
 
 def free_bytes(path: Path) -> float:
