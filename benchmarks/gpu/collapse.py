@@ -13,13 +13,11 @@ prompts and scaled by tokens. Exits with status 1 if ours and naive differ.
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
-from measuring import DEVICE, SHAPES, machine, milliseconds, random_decoder
+from measuring import DEVICE, SHAPES, in_each_checkout, machine, milliseconds, random_decoder
 
 from ragen.diagnose.cross_score import CrossAttend, cross_log_probs
 from ragen.distributed.workers import Workers
@@ -127,13 +125,8 @@ def main() -> None:
         return
     print(f"{machine()}; {options.shape}", flush=True)
     furthest = 0.0
-    for name, checkout in {"before": options.against, "now": Path(__file__).parents[2]}.items():
-        if checkout is None:
-            continue
-        environment = os.environ | {"PYTHONPATH": f"{checkout / 'src'}:{os.environ.get('PYTHONPATH', '')}"}
-        command = [sys.executable, __file__, *sys.argv[1:], "--json"]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-        for found in json.loads(done.stdout.splitlines()[-1]):
+    for name, measured in in_each_checkout(options.against):
+        for found in measured:
             furthest = max(furthest, found["furthest"])
             ours, least = found["ours"], found["floor"]
             print(f"{name:8} {found['reasonings']} x {found['prompts']:2} prompts: ours {ours:7.1f} ms", end="")

@@ -4,13 +4,18 @@ milliseconds(lambda: step())               # median, by device events
 seconds(lambda: rollout())                 # of one call, by the host's clock
 matrix_rate()                              # FLOP/s of a large bf16 product
 copy_bandwidth()                           # bytes a second
+in_each_checkout(options.against)          # this script's `--json` with the code of another checkout, then with ours
 """
 
+import json
+import os
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -119,3 +124,15 @@ def their_model(loaded: LoadedModel) -> torch.nn.Module:
 def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
     """The norm of the difference over the norm of what is wanted."""
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def in_each_checkout(against: Path | None) -> Iterator[tuple[str, Any]]:
+    """What this script prints with `--json`, in a process each: `before` with the code of `against`, and `now`."""
+    for name, checkout in {"before": against, "now": Path(__file__).parents[2]}.items():
+        if checkout is None:
+            continue
+        environment = os.environ | {"PYTHONPATH": f"{checkout / 'src'}:{os.environ.get('PYTHONPATH', '')}"}
+        done = subprocess.run(
+            [sys.executable, *sys.argv, "--json"], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+        yield name, json.loads(done.stdout.splitlines()[-1])

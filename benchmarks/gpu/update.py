@@ -13,14 +13,11 @@ MFU is against the vendor's peak of 989 TFLOP/s. Prints milliseconds, MFU, peak 
 import argparse
 import inspect
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from measuring import DEVICE, PEAK, SHAPES, machine, matrix_rate, milliseconds, random_decoder
+from measuring import DEVICE, PEAK, SHAPES, in_each_checkout, machine, matrix_rate, milliseconds, random_decoder
 
 from ragen.config.compose import resolve
 from ragen.distributed.workers import Workers
@@ -131,16 +128,9 @@ def main() -> None:
     print(f", memory capped to {options.memory:g} GB" if options.memory else "")
     print(f"bf16 matrix product {matrix_rate() / 1e12:.0f} TFLOP/s", flush=True)
     torch.cuda.empty_cache()
-    here = Path(__file__).parents[2]
     found = {}
-    for name, checkout in {"before": options.against, "now": here}.items():
-        if checkout is None:
-            continue
-        environment = os.environ | {"PYTHONPATH": f"{checkout / 'src'}:{os.environ.get('PYTHONPATH', '')}"}
-        command = [sys.executable, __file__, *sys.argv[1:], "--json"]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-        found[name] = json.loads(done.stdout.splitlines()[-1])
-        values = found[name]
+    for name, values in in_each_checkout(options.against):
+        found[name] = values
         print(
             f"{name:8} {values['ms']:8.0f} ms  {values['mfu']:6.1%} MFU  {values['tokens_s']:8,.0f} tokens/s  peak "
             f"{values['peak_gb']:6.1f} GB (held {values['held_gb']:.1f})  optimizer {values['optimizer_ms']:.0f} ms  "

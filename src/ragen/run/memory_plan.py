@@ -142,6 +142,7 @@ class MemoryPlan:
     cache: int  # the sampler's slots
     prefill: int
     host: int  # main memory, of optimizers that are offloaded
+    host_free: int | None  # for this worker, if known
     offloaded: tuple[str, ...]
     num_tokens: int  # of a micro-batch
     num_scored_tokens: int  # of a scoring pass
@@ -172,7 +173,12 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.peak + CONTEXT <= self.capacity
+        return self.peak + CONTEXT <= self.capacity and not self.fills_host
+
+    @property
+    def fills_host(self) -> bool:
+        """Whether the state that is offloaded is more than is free in main memory."""
+        return self.host_free is not None and self.host > self.host_free
 
     def line(self) -> str:
         """For the user."""
@@ -210,16 +216,17 @@ def plan(
 
     `host_memory` is the main memory that is free, if known; the workers of a machine share it.
     """
-    ways = [_Way(model, config, capacity, critic, offloaded) for offloaded in _offloads(config, model, critic)]
-    if host_memory is not None:
-        ways = [way for way in ways if way.host * config.trainer.n_gpus_per_node <= host_memory] or ways[:1]
+    host_free = None if host_memory is None else host_memory // config.trainer.n_gpus_per_node
+    ways = [
+        _Way(model, config, capacity, critic, offloaded, host_free) for offloaded in _offloads(config, model, critic)
+    ]
     for way in ways:
         for keeps_slots in (True, False):
             found = way.planned(keeps_slots)
             if found is not None:
                 return found
     least = [way.least() for way in ways]
-    return next((one for one in least if one.fits), min(least, key=lambda one: one.peak))
+    return next((one for one in least if one.fits), min(least, key=lambda one: (one.fills_host, one.peak)))
 
 
 def _offloads(config: "Config", model: ModelShape, critic: ModelShape | None) -> Iterator[tuple[str, ...]]:
@@ -243,8 +250,10 @@ class _Way:
         capacity: int,
         critic: ModelShape | None,
         offloaded: tuple[str, ...],
+        host_free: int | None,
     ):
         self.model, self.config, self.capacity, self.offloaded = model, config, capacity, offloaded
+        self.host_free = host_free
         models = models_of(model, config, critic)
         self.largest = max((one for one in models if one.rank is not None), key=lambda one: one.shape.num_parameters)
         self.asked = micro_batches_of(self.largest.shape, config)
@@ -311,6 +320,7 @@ class _Way:
             cache=self.cache,
             prefill=self.prefill,
             host=self.host,
+            host_free=self.host_free,
             offloaded=self.offloaded,
             num_tokens=num_tokens,
             num_scored_tokens=num_scored,

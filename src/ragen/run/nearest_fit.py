@@ -41,7 +41,7 @@ def check_fits(
 ) -> MemoryPlan:
     """The plan of a run. Raises `ConfigError` if it cannot fit."""
     found = plan(model, config, capacity, critic, host_memory)
-    if found.fits and not _is_host_full(found, config, host_memory):
+    if found.fits:
         return found
     overrides = nearest(model, config, capacity, critic, host_memory)
     if overrides is None:
@@ -49,15 +49,10 @@ def check_fits(
     else:
         advice = f"The nearest setting that fits: {' '.join(overrides)}"
     needs = f"{(found.peak + CONTEXT) / GB:.0f} GB on a GPU, and this one has {capacity / GB:.0f} GB"
-    if found.fits and host_memory is not None:
+    if found.fills_host and host_memory is not None:
         each = config.trainer.n_gpus_per_node * found.host
         needs = f"{each / GB:.0f} GB of main memory for optimizer_offload, and {host_memory / GB:.0f} GB are free"
     raise ConfigError(f"{model.name} needs {needs}: {found.parts()}. {advice}", code="does-not-fit")
-
-
-def _is_host_full(found: MemoryPlan, config: "Config", host_memory: int | None) -> bool:
-    """Whether the state that the user wants in main memory is more than is free there."""
-    return host_memory is not None and found.host * config.trainer.n_gpus_per_node > host_memory
 
 
 def check_named(config: "Config", capacity: int | None, host_memory: int | None = None) -> MemoryPlan | None:
@@ -90,7 +85,7 @@ def nearest(
         if name := change.get("model_path") or change.get("sft.training.base_model"):
             shape, of_critic = shape_of(name) or model, None  # the critic has the same one
         found = plan(shape, smaller, capacity, of_critic, host_memory)
-        if found.fits and not _is_host_full(found, smaller, host_memory):
+        if found.fits:
             return [f"{key}={value}" for key, value in change.items()]
     return None
 
